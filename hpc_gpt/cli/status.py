@@ -11,7 +11,6 @@ from typing import Any
 import click
 
 from hpc_gpt.cli import completers
-from hpc_gpt.cli.run_argument import first_submit
 from hpc_gpt.cli.verb import verb
 from hpc_gpt.core.columns import Column, column, fitting, grid
 from hpc_gpt.core.ends.failures import ENDED, FAILED, colour_of
@@ -19,7 +18,6 @@ from hpc_gpt.core.files import logs_folder, refused_access
 from hpc_gpt.core.format import clock, counted, plain, show_bytes, show_duration, some, wrapped
 from hpc_gpt.core.output import reader_left
 from hpc_gpt.core.process import no_collections
-from hpc_gpt.core.runs.disk_space import free_bytes, run_sizes
 from hpc_gpt.core.runs.find_runs import find_runs, no_runs, removed_runs, singles_out
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import has_sbatch
@@ -85,11 +83,15 @@ def status(
         pairs = [(run, row) for run, row in zip(runs, rows, strict=True) if row.state in wanted]
         answer: dict[str, Any] = {"schema": 1, "runs": [row.to_dict() for _, row in pairs]}
         if sizes:
+            from hpc_gpt.core.runs.disk_space import free_bytes, run_sizes
+
             answer["free_bytes"] = free_bytes(logs)
             for row, of_run in zip(answer["runs"], (run_sizes(run) for run, _ in pairs), strict=True):
                 row["sizes"] = of_run
         click.echo(json.dumps(answer, indent=1))
     elif not runs:
+        from hpc_gpt.cli.run_argument import first_submit
+
         click.echo(f"{no_runs(logs)}\nnext: {first_submit()}", err=True)
         return
     elif sizes:
@@ -136,6 +138,8 @@ def _print_rows(runs: list[RunFolder], opened: bool, wanted: Collection[str]) ->
 
 
 def _print_sizes(runs: list[RunFolder]) -> None:
+    from hpc_gpt.core.runs.disk_space import free_bytes, run_sizes
+
     kinds = ("checkpoints", "logs", "code", "other")
     rows: list[dict[str, Any]] = [{"run": run.run_id, "name": run.path.parent.name, **run_sizes(run)} for run in runs]
     rows.sort(key=lambda row: -sum(row[kind] for kind in kinds))

@@ -69,11 +69,12 @@ def submit(
     """
     from hpc_gpt.cli.submit_answer import AnsweredRun, LeftOut, SubmitOptions, answer_tables
     from hpc_gpt.cli.submitting import submit_one
-    from hpc_gpt.cli.sweeping import submit_sweep, with_axes
     from hpc_gpt.core.output import progress_as_json
     from hpc_gpt.launcher.until import parse_until
 
     if grid:
+        from hpc_gpt.cli.sweeping import with_axes
+
         request = with_axes(request, grid, max_rows)
     sizes = {"--rounds": rounds, "--steps": steps, "--top": top}
     how, parts = SubmitOptions(dry_run, wait, now, script), list[AnsweredRun | LeftOut]()
@@ -85,6 +86,8 @@ def submit(
 
                 answer = submit_race(request, sizes, how)
             elif request.sweep or grid:
+                from hpc_gpt.cli.sweeping import submit_sweep
+
                 answer = submit_sweep(request, max_parallel, skip_unfit, how)
             else:
                 answer = submit_one(request, resume, branch, from_start, yes, how)

@@ -15,7 +15,6 @@ from hpc_gpt.core.settings.sized import shown_layout
 from hpc_gpt.core.slurm.start_check import ExpectedStart
 from hpc_gpt.core.terminal import say
 from hpc_gpt.launcher.submission import SubmittedRun
-from hpc_gpt.launcher.watch.status import read_folders
 from hpc_gpt.planner.prediction import Prediction
 
 NOTHING_DONE = "dry run: nothing was written or submitted"
@@ -92,6 +91,8 @@ def _tables(resolved: Resolved) -> dict[str, Any]:
 
 def answer_tables(parts: Sequence[AnsweredRun | LeftOut], dry: bool) -> dict[str, Any]:
     """The object of `submit --json`. Runs that were followed have their state, read from their folders."""
+    from hpc_gpt.launcher.watch.status import read_folders  # no other answer reads folders
+
     runs = [part for part in parts if isinstance(part, AnsweredRun)]
     folders = [run.folder for run in runs if run.followed and run.folder is not None]
     states = dict(zip(folders, (status.state for status in read_folders(folders)), strict=True))

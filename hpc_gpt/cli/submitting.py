@@ -1,8 +1,11 @@
 """`hpc-gpt submit` of one run: submits it, resumes it, or branches from it. Sweeps are in `sweeping`."""
 
+from __future__ import annotations
+
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import click
 
@@ -19,23 +22,14 @@ from hpc_gpt.cli.submit_answer import (
     print_submitted,
     would_run,
 )
-from hpc_gpt.cli.sweeping import submit_elements
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import from_here, logs_folder, read_text
 from hpc_gpt.core.format import counted
-from hpc_gpt.core.runs.branches import reading
 from hpc_gpt.core.runs.find_runs import find_run
-from hpc_gpt.core.runs.lineage import Parent
-from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.terminal import can_ask, confirm, say
-from hpc_gpt.launcher.branching import prepare_branch, split_branch
 from hpc_gpt.launcher.prepare import prepare
-from hpc_gpt.launcher.prepared import PreparedRun, notes_said, without_said
-from hpc_gpt.launcher.request import Request
-from hpc_gpt.launcher.resumption import NewRun, SameRun, choose_resumption
+from hpc_gpt.launcher.prepared import notes_said, without_said
 from hpc_gpt.launcher.submission import (
-    SubmittedRun,
     check_submission,
     dry_run,
     overview,
@@ -43,8 +37,15 @@ from hpc_gpt.launcher.submission import (
     submit_run,
     summary_rows,
 )
-from hpc_gpt.launcher.watch.control import await_measurements, wait_for
-from hpc_gpt.planner.table import count_text
+
+if TYPE_CHECKING:
+    from hpc_gpt.core.runs.lineage import Parent
+    from hpc_gpt.core.runs.run_folder import RunFolder
+    from hpc_gpt.core.settings.resolved import Resolved
+    from hpc_gpt.launcher.prepared import PreparedRun
+    from hpc_gpt.launcher.request import Request
+    from hpc_gpt.launcher.resumption import SameRun
+    from hpc_gpt.launcher.submission import SubmittedRun
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,8 @@ def submit_one(
         earlier_notes = frozenset[str]() if how.dry else notes_said(prepared.resolved, logs_folder())
         print_lines(without_said((*prepared.notes, *prepared.faster), earlier_notes))
         if prepared.job_script is not None and prepared.job_script.array and not how.dry:
+            from hpc_gpt.cli.sweeping import submit_elements
+
             yield from submit_elements(prepared, how)
             return
         started = _submit(prepared, None, how)
@@ -103,6 +106,8 @@ def _submitted(submitted: SubmittedRun, how: SubmitOptions) -> _Started:
     def follow() -> None:
         interrupts = print_submitted(submitted, how.wait)
         if how.wait:
+            from hpc_gpt.launcher.watch.control import wait_for
+
             wait_for(submitted.run, interrupts)
             _print_record(submitted.run)
 
@@ -117,6 +122,7 @@ def _check_now(now: bool, resolved: Resolved) -> None:
 
 def _print_record(run: RunFolder) -> None:
     # Imported here: without --wait nothing reads logs.
+    from hpc_gpt.launcher.watch.control import await_measurements
     from hpc_gpt.report.gather import refresh_record
     from hpc_gpt.report.tables import print_record
 
@@ -166,6 +172,8 @@ def _ask_first(prepared: PreparedRun, request: Request) -> None:
     run = prepared.resolved
     if run.cluster.scheduler == "local":
         return
+    from hpc_gpt.planner.table import count_text  # loads all of the planner
+
     message = (
         f"no EXPERIMENT and no size: this would queue {run.name}, {count_text(run.model.params)} parameters as "
         f"{run.layout} on {counted(run.gpus, 'GPU')} of {run.cluster.name}"
@@ -185,6 +193,9 @@ def _ask_first(prepared: PreparedRun, request: Request) -> None:
 def _resume(name: str, request: Request, from_start: bool, how: SubmitOptions) -> _Started:
     """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
     a new run without a checkpoint."""
+    from hpc_gpt.core.runs.branches import reading
+    from hpc_gpt.launcher.resumption import NewRun, choose_resumption
+
     request, run = _request_for_run(request), find_run(name, logs_folder())
     # No checkpoint is removed until a job, or a note, holds it.
     with contextlib.nullcontext() if how.dry else reading(run):
@@ -197,6 +208,8 @@ def _resume(name: str, request: Request, from_start: bool, how: SubmitOptions) -
 
 def _branch(text: str, request: Request, how: SubmitOptions) -> _Started:
     """Submits a new run from a checkpoint of the run that `text` names."""
+    from hpc_gpt.launcher.branching import prepare_branch, split_branch
+
     name, step = split_branch(text)
     branch = prepare_branch(find_run(name, logs_folder()), step, _request_for_run(request))
     print_lines(branch.notes)

@@ -11,7 +11,8 @@ from hpc_gpt.core.files import data_dir
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.branches import CheckpointHold
 from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name, read_marker
-from hpc_gpt.core.runs.lineage import branch_of, checkpoint_sources, descend, reads_other_data
+from hpc_gpt.core.runs.descent import descend, reads_other_data
+from hpc_gpt.core.runs.lineage import branch_of, checkpoint_sources
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.data_source import STDLIB, WITHOUT_PATH, refuse_both, source_at
 from hpc_gpt.core.settings.resolved import Resolved

@@ -11,22 +11,22 @@ from shlex import join
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.core.ends.failures import LIVE
+from hpc_gpt.core.ends.history import read_history
 from hpc_gpt.core.ends.judge import gpu_hours
 from hpc_gpt.core.ends.run_state import done_by
 from hpc_gpt.core.errors import ConfigError, RunFolderError, UserError
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.gone import refuse_gone
 from hpc_gpt.core.runs.branches import ResumptionHold
-from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name, unwhole_note
+from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name, newest_step, unwhole_note
+from hpc_gpt.core.runs.descent import descend
 from hpc_gpt.core.runs.heartbeats import gpus_of
 from hpc_gpt.core.runs.lineage import (
     Parent,
     ResumePoint,
     branched_at,
     checkpoint_sources,
-    descend,
     find_ancestors,
-    newest_step,
     parent_of,
     resume_point,
     saved_steps,
@@ -42,7 +42,6 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import decay_steps_of, describe_schedule, first_difference, learning_rate
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.start_check import check_reachable
-from hpc_gpt.launcher.attempts.decisions import read_history
 from hpc_gpt.launcher.changes import change_notes
 from hpc_gpt.launcher.prepare import earlier_runs, finish, predict_run
 from hpc_gpt.launcher.prepared import PreparedRun

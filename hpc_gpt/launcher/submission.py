@@ -1,27 +1,28 @@
 """Submit a run: make missing data, write the run folder, call the scheduler. For `submit --dry-run`: describe the run
 and its request in a screen of lines."""
 
+from __future__ import annotations
+
 import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable, UserError
 from hpc_gpt.core.files import from_here
 from hpc_gpt.core.format import Line, counted, show_bytes
 from hpc_gpt.core.formulas import GIB
-from hpc_gpt.core.network import check_open_files
 from hpc_gpt.core.runs.code_archive import CODE_KEY
 from hpc_gpt.core.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
-from hpc_gpt.core.runs.lineage import RESUMED_FROM, Parent
 from hpc_gpt.core.runs.provenance import collect, weights_of
 from hpc_gpt.core.runs.run_folder import (
     DATA_BESIDE,
     EXPERIMENT_FILE,
     PREDICTED,
+    RESUMED_FROM,
     RunFolder,
     SharedFile,
     check_writable,
@@ -31,7 +32,6 @@ from hpc_gpt.core.runs.snapshot import check_path
 from hpc_gpt.core.runs.work_archive import WORK_KEY, describe_copy
 from hpc_gpt.core.secrets import hide_words, is_secret
 from hpc_gpt.core.settings.program_text import check_file_text
-from hpc_gpt.core.settings.requirements import check_requirements
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import run_rows, runs_program
 from hpc_gpt.core.settings.sweep_rows import faults_of_rows
@@ -41,12 +41,13 @@ from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.sbatch_words import read_call, read_options, split_directive
 from hpc_gpt.core.slurm.start_check import ExpectedStart, NeverStarts, ask_after, ask_start, check_reachable
 from hpc_gpt.core.tables import flat
-from hpc_gpt.core.weights.folder import check_weights, read_folder
 from hpc_gpt.launcher.prepared import NOTES, Copies, PreparedRun
 from hpc_gpt.launcher.services import check_track, python_lines, service_lines
-from hpc_gpt.trainer.preflight.verdict import preflight_limit_s
 from hpc_gpt.trainer.tokens.description import describe_data
 from hpc_gpt.trainer.tokens.run_data import ensure_data, located
+
+if TYPE_CHECKING:
+    from hpc_gpt.core.runs.lineage import Parent
 
 
 def overview(prepared: PreparedRun, logs: Path) -> list[tuple[str, str]]:
@@ -254,6 +255,9 @@ def check_inputs(
     `begins` from them, and its data. Returns the path of the data, None for random tokens. `make`: build the standard
     library's data. Raises ConfigError, DataError."""
     if resolved.cluster.scheduler == "local":
+        from hpc_gpt.core.network import check_open_files
+        from hpc_gpt.core.settings.requirements import check_requirements
+
         check_requirements(resolved, has_gpu)
         if not runs_program(resolved):
             check_open_files(resolved.gpus)
@@ -262,10 +266,14 @@ def check_inputs(
             raise ConfigError(f"stage is {archive}, which cannot be read", "give the path of a tar on this machine")
     check_track(resolved)
     if resolved.cluster.scheduler == "slurm" and resolved.job.preflight:
+        from hpc_gpt.trainer.preflight.verdict import preflight_limit_s
+
         preflight_limit_s()
     engine_named(resolved.engine.name).check_program(resolved, os.environ)
     (copies or Copies()).work(resolved)
     if begins and resolved.train.init is not None:
+        from hpc_gpt.core.weights.folder import check_weights, read_folder
+
         check_weights(read_folder(Path(resolved.train.init)), resolved.model)
     return ensure_data(resolved, make, data_beside, sums=True)
 

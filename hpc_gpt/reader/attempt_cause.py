@@ -90,10 +90,12 @@ def _end_of(log: Path) -> Iterator[Path]:
 
 def cause_before_attempts(run: RunFolder, job_id: object) -> "Cause | None":
     """The cause of the end of a job without attempts, by Slurm's own output of it; None if that does not say it."""
+    outputs = job_output(run, job_id) if not run.attempts() else []
+    if not outputs:
+        return None  # without loading the reader
     from hpc_gpt.reader.causes import first_cause
     from hpc_gpt.reader.logs.read_log import read_log
 
-    outputs = job_output(run, job_id) if not run.attempts() else []
     cause = first_cause([part for path in outputs for part in read_log(path).parts], False)
     return cause if cause.ended != "unknown" else None
 

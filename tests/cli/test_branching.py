@@ -4,7 +4,8 @@ import json
 import os
 from pathlib import Path
 
-from hpc_gpt.core.runs.lineage import Parent, descend
+from hpc_gpt.core.runs.descent import descend
+from hpc_gpt.core.runs.lineage import Parent
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.tokens.tokenizer import CharTokenizer

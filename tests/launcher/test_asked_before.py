@@ -12,14 +12,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.errors import UserError
-from hpc_gpt.core.slurm.start_check import (
-    ask_after,
-    ask_start,
-    check_reachable,
-    other_scheduler,
-    reason_text,
-    with_maintenance,
-)
+from hpc_gpt.core.slurm.reasons import reason_text, with_maintenance
+from hpc_gpt.core.slurm.start_check import ask_after, ask_start, check_reachable, other_scheduler
 from tests.cli.command import in_process
 from tests.launcher.test_render import resolved_demo
 

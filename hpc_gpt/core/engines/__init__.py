@@ -17,14 +17,16 @@ from hpc_gpt.core.settings.resolved import Resolved
 @cache
 def engines() -> dict[str, EngineFacts]:
     """Every engine by name, in the order of lists."""
-    modules = [module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg]
-    unsorted: list[EngineFacts] = [importlib.import_module(f"{__name__}.{name}").ENGINE for name in modules]
+    unsorted = [engine_named(module.name) for module in pkgutil.iter_modules(__path__) if not module.ispkg]
     return {facts.name: facts for facts in sorted(unsorted, key=lambda facts: (facts.order, facts.name))}
 
 
+@cache
 def engine_named(name: str) -> EngineFacts:
-    """The engine of that name; an experiment's name always exists (`core.settings.experiment.EngineName`)."""
-    return engines()[name]
+    """The engine of that name; an experiment's name always exists (`core.settings.experiment.EngineName`). The others
+    are not imported."""
+    facts: EngineFacts = importlib.import_module(f"{__name__}.{name.replace('-', '_')}").ENGINE
+    return facts
 
 
 def trainers() -> dict[str, EngineFacts]:
@@ -34,7 +36,7 @@ def trainers() -> dict[str, EngineFacts]:
 
 def engine_of(training: Training) -> EngineFacts:
     """The engine of a training."""
-    return engines()[training.engine]
+    return engine_named(training.engine)
 
 
 def ds_config_of(resolved: Resolved) -> dict[str, Any]:

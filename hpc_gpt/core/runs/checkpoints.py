@@ -61,6 +61,15 @@ def list_complete(folder: Path) -> list[Path]:
     return [path for _, path in sorted(checkpoints, reverse=True)]
 
 
+def newest_step(run: RunFolder) -> int | None:
+    """The step of the newest checkpoint that is marked complete; None without one. The trainer checks its files."""
+    folder, names = run.checkpoints, list[str]()
+    with contextlib.suppress(OSError):
+        names = [name for name in os.listdir(folder) if name.startswith("step-")]
+    complete = (path for name in names if (path := folder / name / COMPLETE).exists())
+    return max((read_stored(path).get("step") or 0 for path in complete), default=None)
+
+
 def set_aside(path: Path, prefix: str = DAMAGED) -> Path:
     """Renames a checkpoint that is damaged or will be removed, and returns its new path."""
     taken = 1

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.formulas import GIB
-from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name
+from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name, newest_step
 from hpc_gpt.core.runs.checkpoints import stored_bytes as bytes_of
-from hpc_gpt.core.runs.lineage import newest_step
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.core.settings.resolved import Resolved

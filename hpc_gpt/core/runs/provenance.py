@@ -1,5 +1,7 @@
 """The provenance of a run: code, versions, machine. Never the environment, so no secrets."""
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import json
@@ -11,7 +13,7 @@ import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hpc_gpt
 from hpc_gpt.core.engines import engine_named
@@ -25,8 +27,9 @@ from hpc_gpt.core.settings.resolve import experiment_text
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.tables import flat
-from hpc_gpt.core.weights.config import InitConfig, init_config_in
-from hpc_gpt.core.weights.folder import check_unchanged, read_folder
+
+if TYPE_CHECKING:
+    from hpc_gpt.core.weights.config import InitConfig
 
 _PACKAGES = ("torch", "deepspeed", "numpy", "submitit", "jinja2", "click", "pydantic")
 _PATIENCE_S = 10.0
@@ -79,6 +82,9 @@ def weights_of(resolved: Resolved) -> dict[str, Any]:
     """`init`: the hashes of the folder from which the run takes its weights, and what an export passes on from it.
     Empty if the run draws its weights, or if the folder cannot be read on this machine."""
     if resolved.train.init is not None:
+        from hpc_gpt.core.weights.config import init_config_in
+        from hpc_gpt.core.weights.folder import read_folder
+
         path = Path(resolved.train.init)
         with contextlib.suppress(UserError):
             return {INIT: {**read_folder(path).identity, _PASSED_ON: asdict(init_config_in(path))}}
@@ -99,6 +105,8 @@ def check_weights_of(run: Path, resolved: Resolved) -> None:
     without stored hashes it is not checked."""
     then = read_stored(run / "provenance.json").get(INIT)
     if resolved.train.init is not None and then is not None:
+        from hpc_gpt.core.weights.folder import check_unchanged, read_folder
+
         check_unchanged(read_folder(Path(resolved.train.init)), then)
 
 
@@ -116,6 +124,8 @@ def init_config_of(runs: Iterable[Path]) -> InitConfig | None:
     """The settings that an export passes on from the weights with which the first of `runs` that has any began."""
     stored = (read_stored(run / "provenance.json").get(INIT) for run in runs)
     init = next((one for one in stored if isinstance(one, dict)), {})
+    from hpc_gpt.core.weights.config import InitConfig
+
     passed = init.get(_PASSED_ON)
     if not isinstance(passed, dict):
         return None

@@ -47,6 +47,7 @@ PREDICTED = "predicted.json"
 EXPERIMENT_FILE = "experiment_file"
 EXPERIMENT = "experiment.toml"
 DATA_BESIDE = "data_beside"
+RESUMED_FROM = "resumed_from.json"
 # The here-document of job.sh with the text of resolved.json.
 _MARK = "HPC_GPT_RESOLVED"
 _CARRIED = re.compile(rf"<<'{_MARK}'[^\n]*\n(.*?)^{_MARK}$", re.DOTALL | re.MULTILINE)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hpc_gpt.core.columns import Grid
-from hpc_gpt.core.engines import ddp, engine_named, engines, trainers
+from hpc_gpt.core.engines import engine_named, engines, trainers
 from hpc_gpt.core.engines.base.facts import MEASURED_ON, Fault
 from hpc_gpt.core.errors import ConfigError, LayoutError, raise_faults
 from hpc_gpt.core.settings.devices import DEVICES
@@ -317,7 +317,7 @@ class FastSetting:
 
     def ratios(self, engine: str) -> tuple[float | None, ...]:
         """The engine's own ratios, or ddp's until it has some."""
-        return (engine_named(engine) if self.is_measured(engine) else ddp.ENGINE).fast_ratios[self.key]
+        return engine_named(engine if self.is_measured(engine) else "ddp").fast_ratios[self.key]
 
     def is_default(self, engine: str) -> bool:
         """Whether it is faster somewhere and slower nowhere."""

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from hpc_gpt.core.ends.end_policy import End, end_by_accounting
 from hpc_gpt.core.ends.failures import GOOD
+from hpc_gpt.core.ends.history import read_history
 from hpc_gpt.core.ends.judge import EndedAttempt, Verdict, budget_left
 from hpc_gpt.core.ends.program_end import at_limit
 from hpc_gpt.core.ends.run_state import submitted_after
@@ -45,7 +46,6 @@ from hpc_gpt.launcher.attempts.decisions import (
     disk_that_may_be_full,
     forget_stop,
     other_jobs,
-    read_history,
     script_holder,
     write_verdict,
 )

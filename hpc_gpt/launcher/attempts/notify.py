@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.ends.failures import RETRIES
+from hpc_gpt.core.ends.history import read_history
 from hpc_gpt.core.ends.judge import gpu_hours
 from hpc_gpt.core.ends.run_state import GONE, cause_of_attempt, is_lost_here, read_end
 from hpc_gpt.core.ends.state import class_of
@@ -38,7 +39,6 @@ from hpc_gpt.core.runs.slow_ranks import SlowRank, slow_ranks, window_s
 from hpc_gpt.core.runs.stored import read_stored_lines
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.launcher.attempts.decisions import read_history
 
 # The pause before the next start must exceed the command's time limit by so much: a job that is back in the queue does
 # not start before its script has ended.

@@ -25,6 +25,7 @@ from submitit.local.local import Controller
 from hpc_gpt.core.ends.end_policy import SIGNALS, TERMINATED, End
 from hpc_gpt.core.ends.exit_status import ExitStatus
 from hpc_gpt.core.ends.failures import meaning
+from hpc_gpt.core.ends.history import read_history
 from hpc_gpt.core.ends.state import Facts, class_of
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import read_json, replace_whole
@@ -38,7 +39,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.clients import KILL_WAIT_S
 from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.environment import own_job
-from hpc_gpt.launcher.attempts.decisions import ShownJob, conclude, look_again, read_history, say_note
+from hpc_gpt.launcher.attempts.decisions import ShownJob, conclude, look_again, say_note
 from hpc_gpt.launcher.attempts.notify import send_events
 from hpc_gpt.launcher.local.beside import CANCELLED_S, LIMIT_S, BesideRanks, end_beside, start_beside
 

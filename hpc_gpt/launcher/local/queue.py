@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hpc_gpt.core.ends.failures import GOOD
+from hpc_gpt.core.ends.history import read_history
 from hpc_gpt.core.ends.judge import budget_left
 from hpc_gpt.core.errors import ConfigError, JobRefused, OsErrorAs, RunFolderError, UserError
 from hpc_gpt.core.files import hint_on, replace_whole, write_once
@@ -33,7 +34,6 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.snapshot import code_environment, ready_code
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.environment import GIVEN, as_given, given_environment, job_python, submission_environment
-from hpc_gpt.launcher.attempts.decisions import read_history
 from hpc_gpt.launcher.local import gpus
 from hpc_gpt.launcher.local.controller import judge_and_note, run_attempt, wait_for_retry
 from hpc_gpt.launcher.watch.control import LOCAL_POLL_S, SLURM_POLL_S

@@ -36,10 +36,10 @@ from hpc_gpt.core.runs.checkpoints import (
 )
 from hpc_gpt.core.runs.disk_space import bytes_in
 from hpc_gpt.core.runs.find_runs import list_runs
-from hpc_gpt.core.runs.lineage import MOST_READ_BYTES, RESUMED_FROM, checkpoint_sources
+from hpc_gpt.core.runs.lineage import MOST_READ_BYTES, checkpoint_sources
 from hpc_gpt.core.runs.lock import Holder, RunLocked, lock_path, locked
 from hpc_gpt.core.runs.retention import Removal, Retention, rename_to_delete
-from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import RESUMED_FROM, RunFolder
 from hpc_gpt.core.slurm.clients import TIMEOUT_S, queued_jobs, squeue
 from hpc_gpt.launcher.watch.status import NO_ANSWER, RunStatus, ask_status
 

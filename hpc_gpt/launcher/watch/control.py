@@ -23,8 +23,8 @@ from hpc_gpt.core.errors import JobFailed, JobRefused, OsErrorAs, RunFolderError
 from hpc_gpt.core.files import hint_on, read_json, user_name
 from hpc_gpt.core.gone import refuse_gone
 from hpc_gpt.core.process import send, send_to
+from hpc_gpt.core.runs.checkpoints import newest_step
 from hpc_gpt.core.runs.find_runs import name_here, removed_runs
-from hpc_gpt.core.runs.lineage import newest_step
 from hpc_gpt.core.runs.lock import holder
 from hpc_gpt.core.runs.processes import end_run_on
 from hpc_gpt.core.runs.requests import RunRequest, answer_of, write_request

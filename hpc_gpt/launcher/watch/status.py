@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.ends.failures import LIVE, STARTED
+from hpc_gpt.core.ends.history import read_history
 from hpc_gpt.core.ends.judge import gpu_hours
 from hpc_gpt.core.ends.run_state import (
     ENDED_BEFORE,
@@ -38,11 +39,10 @@ from hpc_gpt.core.runs.after_jobs import after_table
 from hpc_gpt.core.runs.checkpoints import unwhole_note
 from hpc_gpt.core.runs.find_runs import removed_runs
 from hpc_gpt.core.runs.heartbeats import gpus_of, read_heartbeats
-from hpc_gpt.core.runs.lineage import RESUMED_FROM
 from hpc_gpt.core.runs.lock import lock_path
 from hpc_gpt.core.runs.race import measured, read_visits
 from hpc_gpt.core.runs.record import finite
-from hpc_gpt.core.runs.run_folder import Attempt, CachedRun, RunFolder, job_ids
+from hpc_gpt.core.runs.run_folder import RESUMED_FROM, Attempt, CachedRun, RunFolder, job_ids
 from hpc_gpt.core.runs.slow_ranks import slow_ranks
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.sized import shown_layout
@@ -60,10 +60,8 @@ from hpc_gpt.core.slurm.clients import (
     squeue,
 )
 from hpc_gpt.core.slurm.environment import PATIENCE
-from hpc_gpt.core.slurm.start_check import NEVER, reason_text, with_maintenance
-from hpc_gpt.launcher.attempts.decisions import read_history
+from hpc_gpt.core.slurm.reasons import NEVER, reason_text, with_maintenance
 from hpc_gpt.launcher.watch.restarts import read_restarts
-from hpc_gpt.reader.attempt_cause import cause_before_attempts
 
 NO_ANSWER = "Slurm does not answer"
 # {job id: (long state name, reason)} as Slurm shows it; and one such table per cluster, None if it did not answer.
@@ -323,6 +321,8 @@ def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
     run_state = read_run_state(run, resolved.train.log_every, slurm)
     state, cause = run_state.state.ended, _cause(run, run_state, jobs)
     if state == "unknown" and cause != NO_ANSWER and not attempts:
+        from hpc_gpt.reader.attempt_cause import cause_before_attempts
+
         before = cause_before_attempts(run, run_state.job_id)
         state, cause = (before.ended, before.text) if before else (state, cause)
     if cause != NO_ANSWER:
@@ -475,6 +475,7 @@ def _own_class(end: AttemptEnd) -> str:
 
 def _reason(run: RunFolder, reason: str) -> str:
     """The meaning of Slurm's reason, with what to do if the job never starts."""
+
     text = reason_text(reason)
     return f"{text}; hpc-gpt cancel {run.run_id}" if text.startswith(NEVER) else text
 

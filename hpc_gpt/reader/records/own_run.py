@@ -28,9 +28,8 @@ from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.after_jobs import AFTER, after_table
 from hpc_gpt.core.runs.checkpoints import checkpoint_note
 from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_time, idle_s, read_heartbeats
-from hpc_gpt.core.runs.lineage import RESUMED_FROM
 from hpc_gpt.core.runs.record import ON_CPU, RECORD_KEYS, Record
-from hpc_gpt.core.runs.run_folder import PREDICTED, Attempt, CachedRun, RunFolder, job_ids
+from hpc_gpt.core.runs.run_folder import PREDICTED, RESUMED_FROM, Attempt, CachedRun, RunFolder, job_ids
 from hpc_gpt.core.runs.slow_ranks import SLOW_RANK, slow_ranks
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.secrets import hide_secrets, without_secrets

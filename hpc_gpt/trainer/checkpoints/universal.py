@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.files import json_in
-from hpc_gpt.core.runs.lineage import convertible
+from hpc_gpt.core.runs.descent import convertible
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.folders import REMOVE_IT, load_safely
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.process import no_collections
-from hpc_gpt.core.runs.lineage import convertible
+from hpc_gpt.core.runs.descent import convertible
 from hpc_gpt.core.settings.requirements import check_package
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import learning_rate

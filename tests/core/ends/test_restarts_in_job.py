@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from hpc_gpt.core.ends.end_policy import class_of_sigterm
+from hpc_gpt.core.ends.history import read_history
 from hpc_gpt.core.ends.run_state import attempt_classes, read_run_state
 from hpc_gpt.core.files import logs_dir, write_once
 from hpc_gpt.core.format import clock
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
-from hpc_gpt.launcher.attempts.decisions import read_history
 from hpc_gpt.launcher.attempts.may_start import SlurmStates, decide_start
 from hpc_gpt.launcher.watch.restarts import read_restarts
 from hpc_gpt.report.tables import as_block

@@ -16,18 +16,10 @@ from hpc_gpt.core.runs import branches
 from hpc_gpt.core.runs.after_jobs import remove_over
 from hpc_gpt.core.runs.branches import CheckpointHold, reserved_steps
 from hpc_gpt.core.runs.checkpoints import newest_sound
-from hpc_gpt.core.runs.lineage import (
-    RESUMED_FROM,
-    Parent,
-    branch_of,
-    branched_at,
-    checkpoint_sources,
-    resume_point,
-    saved_steps,
-)
+from hpc_gpt.core.runs.lineage import Parent, branch_of, branched_at, checkpoint_sources, resume_point, saved_steps
 from hpc_gpt.core.runs.lock import process_holder, text_of
 from hpc_gpt.core.runs.retention import Removal, Retention
-from hpc_gpt.core.runs.run_folder import RunFolder, create_run
+from hpc_gpt.core.runs.run_folder import RESUMED_FROM, RunFolder, create_run
 from hpc_gpt.core.runs.snapshot import take_snapshot
 from tests.made_runs import add_checkpoint, make_run
 

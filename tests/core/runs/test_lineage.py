@@ -9,8 +9,10 @@ import pytest
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.errors import ConfigError, LayoutError, RunFolderError, UserError
 from hpc_gpt.core.files import write_once
-from hpc_gpt.core.runs.lineage import RESUMED_FROM, Parent, convertible, descend, find_ancestors, newest_step, parent_of
-from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.checkpoints import newest_step
+from hpc_gpt.core.runs.descent import convertible, descend
+from hpc_gpt.core.runs.lineage import Parent, find_ancestors, parent_of
+from hpc_gpt.core.runs.run_folder import RESUMED_FROM, RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.layout import Layout

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.runs.lineage import descend
+from hpc_gpt.core.runs.descent import descend
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolve import experiment_of, experiment_text, resolve

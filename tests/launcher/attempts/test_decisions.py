@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hpc_gpt.core.ends import bad_nodes
+from hpc_gpt.core.ends.history import read_history
 from hpc_gpt.core.ends.judge import gpu_hours
 from hpc_gpt.core.ends.program_end import Said, facts_of
 from hpc_gpt.core.ends.run_state import retry_note
@@ -22,7 +23,7 @@ from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.slurm.environment import own_job
-from hpc_gpt.launcher.attempts.decisions import ShownJob, classify, read_history
+from hpc_gpt.launcher.attempts.decisions import ShownJob, classify
 from hpc_gpt.launcher.attempts.may_start import SlurmStates, decide_start, read_slurm
 from hpc_gpt.launcher.attempts.may_start import main as ask_to_start
 from hpc_gpt.launcher.attempts.script_end import end_script

@@ -16,9 +16,9 @@ from hpc_gpt.core.files import logs_dir, write_once
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.after_jobs import AfterJob
 from hpc_gpt.core.runs.branches import ResumptionHold, is_read, reading, reserved_steps
-from hpc_gpt.core.runs.lineage import RESUMED_FROM, Parent
+from hpc_gpt.core.runs.lineage import Parent
 from hpc_gpt.core.runs.retention import rename_to_delete
-from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import RESUMED_FROM, RunFolder
 from hpc_gpt.launcher.past_timings import PastTimings
 from hpc_gpt.launcher.resumption import prepare_resumption
 from hpc_gpt.launcher.until import Until
@@ -163,7 +163,9 @@ def test_a_run_that_resumes_leaves_a_note_in_the_one_it_needs():
 def test_nothing_goes_while_a_resumption_is_submitted(monkeypatch):
     run = ended_run(10, 20)
     seen = []
-    monkeypatch.setattr("hpc_gpt.cli.submitting.choose_resumption", lambda run, *_: seen.append(is_read(run.path)) or 1)
+    monkeypatch.setattr(
+        "hpc_gpt.launcher.resumption.choose_resumption", lambda run, *_: seen.append(is_read(run.path)) or 1
+    )
     in_process("submit", "--resume", run.path, code=1)
     assert seen == [True]
     assert not is_read(run.path)

@@ -17,9 +17,8 @@ from typing import Any
 
 from hpc_gpt.core.files import write_once
 from hpc_gpt.core.process import process_identity
-from hpc_gpt.core.runs.lineage import RESUMED_FROM
 from hpc_gpt.core.runs.record import RECORD_KEYS, Record
-from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.run_folder import RESUMED_FROM, RunFolder
 from hpc_gpt.core.settings.experiment_file import find_sweep
 from hpc_gpt.reader.records.own_run import read_own
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, read_run, with_attempt, with_job
