@@ -475,7 +475,6 @@ def _own_class(end: AttemptEnd) -> str:
 
 def _reason(run: RunFolder, reason: str) -> str:
     """The meaning of Slurm's reason, with what to do if the job never starts."""
-
     text = reason_text(reason)
     return f"{text}; hpc-gpt cancel {run.run_id}" if text.startswith(NEVER) else text
 
