@@ -96,6 +96,13 @@ def left_out(cluster: str, run: str, now: float | None = None) -> list[str]:
     return [name for name, bad in listed(cluster, now).items() if bad.everyone or run in bad.runs]
 
 
+def found(cluster: str, run: str, since: float) -> list[str]:
+    """The listed nodes that `run` has noted since then, if a measurement or another run also says so."""
+    notes = [entry for _, entry in _notes(_folder(cluster)) if entry.until > time.time()]
+    new = {entry.node for entry in notes if entry.run == run and entry.time >= since}
+    return sorted(new & {entry.node for entry in notes if entry.sure or entry.run != run})
+
+
 def forgive(cluster: str, node: str) -> bool:
     """Removes a node from the list, and returns whether it was there. OSError if a note cannot be removed."""
     theirs = [path for path, entry in _notes(_folder(cluster)) if entry.node == node]

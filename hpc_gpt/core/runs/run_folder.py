@@ -354,6 +354,10 @@ class RunFolder:
             if not mark.stat().st_size:
                 mark.write_text(json.dumps(note) + "\n", encoding="utf-8")
 
+    def told_nodes(self) -> dict[str, str]:
+        """{node: the run that found it bad} of the nodes that the queued job excludes since then."""
+        return dict(read_stored(self.path / "excluded.json").get("nodes") or {})
+
     def is_cancelled(self, job_id: str | None) -> bool:
         """Whether `hpc-gpt cancel` has marked a job."""
         return bool(job_id) and self.cancelled_mark(str(job_id)).exists()

@@ -62,6 +62,7 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
     "visits": {"visit": str, "round": int, "row": int, "attempt": int, "nodes": str, "time": float, "limit_s": float,
                "ended": str, "cause": str, "node": NODE, "dropped": bool},
     "cancelled": {"user": str, "time": float},
+    "excluded": {"nodes": dict},
     "queue": {"words": str, "time": float},
 }  # fmt: skip
 

@@ -92,7 +92,7 @@ def decide_next(
     # Exclude the nodes that the job's user excludes, and those of this verdict: a node that only an earlier verdict
     # excludes is used again.
     earlier = [earlier_attempt.verdict().get("exclude") or [] for earlier_attempt in run.before(attempt)]
-    ours = {node for nodes in earlier for node in nodes}
+    ours = {node for nodes in (*earlier, run.told_nodes()) for node in nodes}
     wanted = (set(job.excluded) - ours) | set(exclude)
     nodes = "-" if wanted == set(job.excluded) else "=" + ",".join(sorted(wanted))
     where = "restart" if judged.get("in_job") is True else "again"
@@ -125,6 +125,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         job, ended = ShownJob(_excluded(shown), put_back, ran_s, shown, left), int(waited[0]) if waited else None
         line = decide_next(run, attempt, slurm, cause, job, time.time(), ended)
+        if bad_nodes.found(resolved.cluster.name, run.run_id, attempt.started().get("started") or 0.0):
+            with contextlib.suppress(OSError):
+                (attempt.folder / "bad-nodes").touch()  # the script calls siblings once the run has continued
         code = 0 if waited and attempt.verdict().get("ended") in GOOD else code
         print(f"{line} {code}", flush=True)
     except UserError as fault:

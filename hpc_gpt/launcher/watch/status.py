@@ -326,7 +326,9 @@ def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
         before = cause_before_attempts(run, run_state.job_id)
         state, cause = (before.ended, before.text) if before else (state, cause)
     if cause != NO_ANSWER:
-        cause = "; ".join(filter(None, (cause, moved_note(run_state), unwhole_note(run)))) or None
+        cause = (
+            "; ".join(filter(None, (cause, _told_note(run, state), moved_note(run_state), unwhole_note(run)))) or None
+        )
     restarts = read_restarts(attempts, state in STARTED) if state not in ("done", "unknown") else None
     ids = job_ids(run)
     step, pace = metrics.get("step"), None
@@ -477,6 +479,12 @@ def _reason(run: RunFolder, reason: str) -> str:
     """The meaning of Slurm's reason, with what to do if the job never starts."""
     text = reason_text(reason)
     return f"{text}; hpc-gpt cancel {run.run_id}" if text.startswith(NEVER) else text
+
+
+def _told_note(run: RunFolder, state: str) -> str:
+    """The note on nodes that a job which has not started excludes, as another run found them bad; empty if none."""
+    nodes = run.told_nodes() if state == "pending" and not run.attempts() else {}
+    return "; ".join(f"without {node}, which is bad by run {by}" for node, by in nodes.items())
 
 
 def _why_it_waits(run: RunFolder, run_state: RunState, reason: str) -> str | None:
