@@ -19,10 +19,11 @@ LOADED = {
         [["render", "--gpus", "64", "--pp", "16"], ["render", "demo", "--cluster", "local"]],
         HEAVY | {"numpy"},
     ),
-    "what submits and what reads": (
-        [["submit", "demo", "--cluster", "local", "--dry-run"], ["report"], ["status"], ["profile", "list"]],
-        HEAVY,
+    "what submits and what shows states": (
+        [["submit", "demo", "--cluster", "local", "--dry-run"], ["status"], ["profile", "list"]],
+        HEAVY | {"hpc_gpt.reader", "hpc_gpt.core.weights"},
     ),
+    "what reads": ([["report"]], HEAVY),
 }
 PROGRAM = """\
 import json, sys
@@ -33,7 +34,7 @@ for words in json.loads(sys.argv[1]):
         main(words)
     except SystemExit as end:
         assert not end.code, (words, end.code)
-    loaded.append(sorted({name.split(".")[0] for name in sys.modules}))
+    loaded.append(sorted(sys.modules))
 print(json.dumps(loaded), file=sys.stderr)
 """
 
@@ -55,3 +56,9 @@ def test_what_a_job_script_starts_loads_no_reader_of_logs():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     heavy = HEAVY | {"numpy", "jinja2", "click", "hpc_gpt.reader.causes", "hpc_gpt.reader.logs"}
     assert not {*done.stdout.split()} & heavy
+
+
+def test_the_timings_of_an_earlier_run_load_no_dialect():
+    program = "import sys\nimport hpc_gpt.reader.records.timings\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert not {*done.stdout.split()} & {*HEAVY, "hpc_gpt.reader.dialects", "hpc_gpt.reader.causes"}

@@ -17,7 +17,6 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.data_source import STDLIB, WITHOUT_PATH, refuse_both, source_at
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import describe_schedule, learning_rate
-from hpc_gpt.launcher.prepare import earlier_runs
 from hpc_gpt.launcher.request import Request
 from hpc_gpt.launcher.resumption import NewRun, changed_length, prepare_child, profile_of
 from hpc_gpt.launcher.until import ForecastInputs
@@ -58,7 +57,7 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
     owner = next(source for source in sources if (source.checkpoints / checkpoint).is_dir())
     _check_further(owner.checkpoints / checkpoint, resolved, point.step)
     title = f"Branches from run {run.run_id} after step {point.step}."
-    inputs = ForecastInputs(until, earlier_runs, "job.signal_lead_s" in request.given, run, point.step)
+    inputs = ForecastInputs(until, request.past, "job.signal_lead_s" in request.given, run, point.step)
     fields = {
         "data_beside": None if "data.path" in request.given else run.data_beside,
         "hold": CheckpointHold(owner, point.step, lambda: _is_live(owner)),

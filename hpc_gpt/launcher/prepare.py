@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.engines.base.facts import EngineFacts
 from hpc_gpt.core.errors import ConfigError, UserError
-from hpc_gpt.core.files import logs_folder
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.network import MEETING_S
-from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.engines import check_products, export_notes
 from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Data, Experiment, with_keys
@@ -35,7 +33,6 @@ from hpc_gpt.core.settings.idle_keys import idle_keys
 from hpc_gpt.core.settings.resolve import NO_EXPERIMENT, experiment_text, size_run
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import Sized, runs_program
-from hpc_gpt.core.settings.smoke import SmallExperiment, shrink, sizes_beside
 from hpc_gpt.launcher.attempts.restart import restart_notes
 from hpc_gpt.launcher.prepared import PreparedRun, lacking_notes
 from hpc_gpt.launcher.render import render_script
@@ -60,6 +57,7 @@ from hpc_gpt.launcher.until import (
 from hpc_gpt.planner.prediction import PlanChoice, Prediction, faster_notes, plan_open, predict
 
 if TYPE_CHECKING:
+    from hpc_gpt.core.settings.smoke import SmallExperiment
     from hpc_gpt.launcher.forecast import Forecast
     from hpc_gpt.launcher.past_timings import PastTimings
 
@@ -98,7 +96,7 @@ def prepare(request: Request, queueing: bool = False, faster: bool = False) -> P
     file = requested_file(request, profile)
     row = file.row(request.row)
     try:
-        return prepare_row(request, profile, file, row.name if row is not None else None, earlier_runs, faster)
+        return prepare_row(request, profile, file, row.name if row is not None else None, faster)
     except UserError as fault:
         if not (request.names_experiment or request.sized or file.path is DEFAULTS):
             none_named = f"no EXPERIMENT is named, so it is the default, {request.experiment}; demo is a small one"
@@ -111,7 +109,6 @@ def prepare_row(
     profile: ClusterProfile,
     file: ExperimentFile,
     row: str | None,
-    earlier: Callable[[], PastTimings],
     faster: bool = False,
 ) -> PreparedRun:
     """The run of a file, or of one of its rows. The numbered stages decide keys of the experiment, which is sized
@@ -152,7 +149,7 @@ def prepare_row(
         experiment, length = lengthen(experiment, until, sized, request.given, given_keys)
         last = experiment
         lead_is_given = "job.signal_lead_s" in given_keys
-        inputs = ForecastInputs(until, earlier, lead_is_given) if request.until is not None else None
+        inputs = ForecastInputs(until, request.past, lead_is_given) if request.until is not None else None
     run, plan = _size_planned(last, profile, plan)
     # 4. Its prediction. A run on this machine, or a smoke run, need not fit by it.
     may_not_fit = request.force or request.smoke or profile.scheduler == "local"
@@ -195,12 +192,15 @@ def _size_planned(experiment: Experiment, profile: ClusterProfile, plan: PlanCho
 
 def _shrunk(experiment: Experiment, sized: Sized, profile: ClusterProfile, stated: Collection[str]) -> SmallExperiment:
     from hpc_gpt.core.runs.provenance import has_gpus  # loads much that a job script does not need
+    from hpc_gpt.core.settings.smoke import shrink
 
     return shrink(experiment, sized, profile.scheduler != "local" or has_gpus(), stated)
 
 
 def _smoke_lines(name: str, small: SmallExperiment, sized: Sized, resolved: Sized) -> list[str]:
     """The lines that describe a smoke run of an experiment."""
+    from hpc_gpt.core.settings.smoke import sizes_beside
+
     return [f"smoke: {name}", *(f"  {line}" for line in (*sizes_beside(sized, resolved), *small.notes))]
 
 
@@ -304,14 +304,6 @@ def _automatic_saves(experiment: Experiment, given_keys: Collection[str]) -> dic
     return {"train.save_minutes": AUTOMATIC_MINUTES, **keep}
 
 
-def earlier_runs() -> PastTimings:
-    """The measurements of the runs in the logs folder; read on first use."""
-    from hpc_gpt.launcher.past_timings import PastTimings  # needs numpy, which a render does not
-
-    logs = logs_folder()
-    return PastTimings(lambda: list_runs(logs))
-
-
 # --- the steps of every preparation
 
 
@@ -385,7 +377,7 @@ def finish(
         resolved,
         render_script(resolved, template),
         file.text if file is not None else experiment_text(resolved, title),
-        (*notes, *(_notes_on_time(resolved, inputs.earlier) if inputs is not None else ())),
+        (*notes, *(_notes_on_time(resolved, inputs.past) if inputs is not None else ())),
         prediction,
         forecast,
         file=file.path if file is not None else None,
@@ -393,8 +385,8 @@ def finish(
     )
 
 
-def _notes_on_time(resolved: Resolved, earlier: Callable[[], PastTimings]) -> tuple[str, ...]:
-    return (*short_of_time(resolved, earlier), *restart_notes(resolved, earlier))
+def _notes_on_time(resolved: Resolved, past: PastTimings) -> tuple[str, ...]:
+    return (*short_of_time(resolved, past), *restart_notes(resolved, past))
 
 
 def folder_beside(

@@ -1,10 +1,12 @@
 """The request that a command line makes: its cluster profile, its experiment, and the defaults without one."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.errors import ConfigError
@@ -21,14 +23,16 @@ from hpc_gpt.core.settings.experiment_file import (
     gives_way,
     read_experiment,
 )
-from hpc_gpt.core.settings.grid import GridAxis, with_grid
 from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.resolve import resolve_shape, size_run
 from hpc_gpt.core.settings.sized import Sized
-from hpc_gpt.core.settings.smoke import fit_small
 from hpc_gpt.core.slurm.clients import has_sbatch
+from hpc_gpt.launcher.past_timings import PastTimings
 from hpc_gpt.launcher.prepared import Copies
 from hpc_gpt.launcher.until import Until
+
+if TYPE_CHECKING:
+    from hpc_gpt.core.settings.grid import GridAxis
 
 # The most tokens of the default batch; models as large as Llama 3 begin with 4M (arXiv:2407.21783, 3.4.1).
 _USUAL_TOKENS = 2**22
@@ -51,7 +55,8 @@ class Request:
 
     `sized`: the size of the run, or a sweep's row, is given. `until` says how far a verb that submits trains, empty if
     that is not given; None for the other verbs. `grid` has the keys that `--grid` varies, over `row` if the file has
-    rows. `device`: a plan is for nodes of this device, without a profile.
+    rows. `device`: a plan is for nodes of this device, without a profile. The runs of a request share its `copies`, and
+    `past`, the timings of earlier runs.
     """
 
     experiment: str
@@ -70,6 +75,7 @@ class Request:
     grid: tuple[GridAxis, ...] = ()
     device: str | None = None
     copies: Copies = field(default_factory=Copies, compare=False, repr=False)
+    past: PastTimings = field(default_factory=PastTimings, compare=False, repr=False)
 
 
 def with_model_file(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,6 +104,8 @@ def with_small(request: Request, profile: ClusterProfile) -> Request:
     """
     if request.names_experiment or request.sized or "engine.name" in request.overrides:
         return request
+    from hpc_gpt.core.settings.smoke import fit_small
+
     return replace(request, experiment=SMALL_EXPERIMENT, overrides=fit_small(profile) | request.overrides)
 
 
@@ -109,7 +117,11 @@ def requested_file(request: Request, profile: ClusterProfile, under: Mapping[str
     engine without a model, which has no default.
     """
     file = _without_grid(request, profile, under)
-    return with_grid(file, request.grid, request.row) if request.grid else file
+    if not request.grid:
+        return file
+    from hpc_gpt.core.settings.grid import with_grid
+
+    return with_grid(file, request.grid, request.row)
 
 
 def _refuse_program(name: str) -> None:

@@ -43,7 +43,7 @@ from hpc_gpt.core.settings.schedule import decay_steps_of, describe_schedule, fi
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.start_check import check_reachable
 from hpc_gpt.launcher.changes import change_notes
-from hpc_gpt.launcher.prepare import earlier_runs, finish, predict_run
+from hpc_gpt.launcher.prepare import finish, predict_run
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.request import Request
 from hpc_gpt.launcher.submission import SubmittedRun, check_inputs, start_run
@@ -105,14 +105,14 @@ def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: b
     profile = profile_of(settings, request)
     changed = from_start or request.template or changed_length(settings, request.until, request.given)
     if not changed and _changes_nothing(settings, request.given, profile):
-        return _same_resumption(run, request.until, dry)
+        return _same_resumption(run, request, dry)
     if settings.race:
         raise ConfigError(
             f"{run.run_id} is a race, which resumes as it is",
             "submit another --race; report RACE prints how to train with its winner",
         )
     prepared, parent = prepare_resumption(
-        run, request.given, profile, request.template, request.force, request.until, earlier_runs(), from_start
+        run, request.given, profile, request.template, request.force, request.until, request.past, from_start
     )
     action = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
     return NewRun(prepared, parent, (*prepared.notes, f"{action}, as {prepared.resolved.layout}"))
@@ -141,10 +141,10 @@ def _script_resumption(run: RunFolder, request: Request, from_start: bool, dry: 
     return SameRun(run, resolved, (*notes, note), folder=script.get("folder") or ".", options=tuple(options))
 
 
-def _same_resumption(run: RunFolder, until: Until, dry: bool) -> SameRun:
+def _same_resumption(run: RunFolder, request: Request, dry: bool) -> SameRun:
     """The resumption of a run with its own settings, and the forecast of its job chain."""
     resolved, point = check_resumption(run, dry)
-    forecast = _forecast_same(run, point.step if point else 0, until, earlier_runs())
+    forecast = _forecast_same(run, point.step if point else 0, request)
     where = f" after step {point.step}" if point else f" at step 0: {unwhole_note(run) or 'it has no checkpoint'}"
     if resolved.race:
         where = f" after {counted(measured(read_visits(run)), 'visit')} of {resolved.race}"
@@ -236,12 +236,12 @@ def prepare_resumption(
     template: Path | None,
     force: bool,
     until: Until,
-    earlier: PastTimings,
+    past: PastTimings,
     from_start: bool = False,
 ) -> tuple[PreparedRun, Parent | None]:
     """A new run that resumes from `run`, with `changes` to its settings; `profile` None keeps its profile.
 
-    `until` says how far to train; `earlier` has the measurements of earlier runs. `force` accepts a layout that is
+    `until` says how far to train; `past` has the measurements of earlier runs. `force` accepts a layout that is
     predicted not to fit. `from_start`: it begins at step 0, without a parent. Raises RunFolderError as `check_not_live`
     does; LayoutError or ConfigError if it cannot resume with these settings.
     """
@@ -268,7 +268,7 @@ def prepare_resumption(
             f"note: the learning rate falls ({fall}) to the end of {before} steps until step {point.step}, and of "
             f"{steps} steps after it: no unbroken run of either length has this rate"
         )
-    inputs = ForecastInputs(until, lambda: earlier, "job.signal_lead_s" in changes, run, point.step)
+    inputs = ForecastInputs(until, past, "job.signal_lead_s" in changes, run, point.step)
     hold = None
     if parent is not None:
         name = checkpoint_folder_name(point.step)
@@ -317,17 +317,18 @@ def _changes_nothing(settings: Resolved, changes: Mapping[str, Any], profile: Cl
     )
 
 
-def _forecast_same(run: RunFolder, step: int, until: Until, earlier: PastTimings) -> Forecast | None:
+def _forecast_same(run: RunFolder, step: int, request: Request) -> Forecast | None:
     """The forecast of a run that resumes unchanged after `step`, with its own job.sh; None if it is not needed.
 
     Raises ConfigError.
     """
     resolved = run.resolved()
+    until = request.until or Until()
     if not wants_forecast(resolved, until):
         return None
     prediction = Prediction("", tables=read_stored(run.path / PREDICTED) or None)
     spent = gpu_hours(read_history(run, gpus_of(resolved), time.time()))
-    inputs = ForecastInputs(until, lambda: earlier, True, run, step, spent)
+    inputs = ForecastInputs(until, request.past, True, run, step, spent)
     return forecast_chain(resolved, prediction, inputs)
 
 

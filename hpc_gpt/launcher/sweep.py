@@ -7,7 +7,6 @@ each of its runs, and the script of an array. Each run's `sweep.json` has the sw
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +26,7 @@ from hpc_gpt.core.slurm.directives import directives_but_name
 from hpc_gpt.core.slurm.sbatch_words import array_variables
 from hpc_gpt.core.slurm.start_check import NeverStarts
 from hpc_gpt.core.tables import flat
-from hpc_gpt.launcher.prepare import earlier_runs, prepare_row
+from hpc_gpt.launcher.prepare import prepare_row
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.render import array_script
 from hpc_gpt.launcher.request import Request, choose_profile, requested_file
@@ -120,10 +119,9 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
         raise ConfigError(f"{file.path}: no row can run", "add a row that can")
     prepared: list[PreparedRun] = []
     faults: dict[str, UserError] = {}
-    earlier = functools.cache(earlier_runs)
     for row in file.possible:
         try:
-            prepared.append(prepare_row(request, profile, file, row.name, earlier))
+            prepared.append(prepare_row(request, profile, file, row.name))
         except UserError as fault:
             faults[row.name] = fault
     varied = {row.name: flat(row.overrides) for row in file.rows}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +125,7 @@ class ForecastInputs:
     """
 
     until: Until
-    earlier: Callable[[], PastTimings]
+    past: PastTimings
     lead_is_given: bool
     parent: RunFolder | None = None
     done: int = 0
@@ -144,7 +144,7 @@ def wants_forecast(resolved: Sized, until: Until) -> bool:
 def forecast_chain(resolved: Sized, prediction: Prediction, inputs: ForecastInputs) -> Forecast:
     """The forecast of a run's job chain. Raises ConfigError if the training cannot reach its end."""
     from hpc_gpt.launcher.forecast import ForecastFacts, make_forecast
-    from hpc_gpt.launcher.past_timings import measure_run
+    from hpc_gpt.reader.records.timings import measure_run
 
     step = prediction.tables["step"] if prediction.tables is not None else None
     before = None
@@ -155,7 +155,7 @@ def forecast_chain(resolved: Sized, prediction: Prediction, inputs: ForecastInpu
             before = None
     facts = ForecastFacts(
         done=inputs.done,
-        alike=inputs.earlier().newest_alike(resolved),
+        alike=inputs.past.newest_alike(resolved),
         parent=before,
         predicted=step,
         spent=inputs.spent,
@@ -164,14 +164,14 @@ def forecast_chain(resolved: Sized, prediction: Prediction, inputs: ForecastInpu
     return make_forecast(resolved, facts, inputs.lead_is_given)
 
 
-def short_of_time(resolved: Sized, earlier: Callable[[], PastTimings]) -> tuple[str, ...]:
+def short_of_time(resolved: Sized, past: PastTimings) -> tuple[str, ...]:
     """The warning about a signal that leaves a job less than half of its time, or less time than a start and a few
     steps took in a run with the same settings; empty without one."""
     limit, lead = limit_s(resolved.job.time), resolved.job.signal_lead_s or 0
     if limit is None or lead >= limit:
         return ()
     left = limit - lead
-    alike = earlier().newest_alike(resolved)
+    alike = past.newest_alike(resolved)
     needed = (alike.start_s or 0.0) + _FEW_STEPS * alike.step_s if alike else 0.0
     if 2 * left >= limit and left >= needed:
         return ()

@@ -88,8 +88,6 @@ def plan_open(
     """
     if runs_program(resolved):
         return PlanChoice()
-    from hpc_gpt.planner.training import engine_for
-
     open_keys, is_whole = set(_OPEN) - {_PP, *given_keys}, not _AXES.isdisjoint(given_keys)
     may_split = not is_whole and resolved.layout.pp == 1 and engine_named(resolved.engine.name).splits("pp")
     if not (open_keys or may_split):
@@ -118,6 +116,8 @@ def plan_open(
     choices = ", ".join(f"{_OPEN[key]} {value}" for key, value in changed.items())
     keys: dict[str, Any] = dict(changed)
     if "engine.compile" not in given_keys:
+        from hpc_gpt.planner.training import engine_for
+
         keys["engine.compile"] = engine_for(run, resolved.engine).compile  # ZeRO-3 cannot compile the edges
     if {_PP, _MICRO_BATCH} & set(changed):
         sizes = {**vars(run.layout), **vars(solve_batch(run.dp, run.micro_batch, run.micro_batches))}

@@ -14,8 +14,8 @@ from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.layout import Batch
 from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.launcher.past_timings import MeasuredRun
 from hpc_gpt.launcher.until import Until, length_settings, parse_until, short_of_time
+from hpc_gpt.reader.records.timings import MeasuredRun
 from tests.cli.command import in_process
 from tests.made_runs import unsubmitted_run
 
@@ -84,7 +84,7 @@ def test_a_lead_that_leaves_too_little_is_said(time, lead, measured, words) -> N
     settings = {"job.time": time, "job.signal_lead_s": lead}
     resolved = resolve(load_experiment("demo", settings), load_profile("local"))
     earlier: Any = SimpleNamespace(newest_alike=lambda _: measured)
-    said = "".join(short_of_time(resolved, lambda: earlier))
+    said = "".join(short_of_time(resolved, earlier))
     assert words in said
     assert bool(words) == bool(said)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hpc_gpt.core.ends.end_policy import End, cannot_continue, moment_of, shown_as
@@ -24,7 +24,8 @@ from hpc_gpt.core.slurm.environment import PIPE
 from hpc_gpt.core.slurm.hosts import expand_hosts
 
 if TYPE_CHECKING:
-    from hpc_gpt.launcher.past_timings import MeasuredRun, PastTimings
+    from hpc_gpt.launcher.past_timings import PastTimings
+    from hpc_gpt.reader.records.timings import MeasuredRun
 
 # Seconds that a start takes, if no attempt of the run shows it.
 START_S = 600.0
@@ -36,13 +37,13 @@ PAUSES_S = 300
 _MOST_IDLE = 2
 
 
-def restart_notes(resolved: Resolved, earlier: Callable[[], PastTimings]) -> Iterator[str]:
+def restart_notes(resolved: Resolved, past: PastTimings) -> Iterator[str]:
     """The notes for a user who submits a run: what follows a failure, if that is not the usual restart in the job."""
     limit = limit_s(resolved.job.time)
     if resolved.cluster.scheduler != "slurm" or not restarts_in_job(resolved):
         return
     alone = cannot_continue(resolved)
-    if limit is not None and sum(parts := _parts_s(resolved, earlier().newest_alike(resolved))) > limit:
+    if limit is not None and sum(parts := _parts_s(resolved, past.newest_alike(resolved))) > limit:
         then = "a failure ends the run" if alone else "after a failure the job goes back to the queue"
         yield f"note: {then}: a restart in the job needs {_sum_text(parts)}, and its limit is {limit} s"
     elif alone:
@@ -140,7 +141,7 @@ def _lacks_time(run: RunFolder, resolved: Resolved, pause_s: float, shown: str, 
     until = moment_of(shown_as(shown, "EndTime"))
     if until is None:  # without a limit
         return ""
-    from hpc_gpt.launcher.past_timings import measure_run  # needs numpy
+    from hpc_gpt.reader.records.timings import measure_run
 
     measured = None
     with contextlib.suppress(UserError):

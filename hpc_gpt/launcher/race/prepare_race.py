@@ -1,7 +1,6 @@
 """A race before it is queued: its rows, prepared as those of a sweep, the settings in which they may differ, its cost
 at most, and its folder."""
 
-import functools
 import json
 import math
 import shlex
@@ -25,7 +24,7 @@ from hpc_gpt.core.settings.services import SERVICES, Notify
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.tables import flat, toml_value
 from hpc_gpt.launcher.past_timings import PastTimings
-from hpc_gpt.launcher.prepare import MEASURED, earlier_runs, finish, predict_run, prepare_row
+from hpc_gpt.launcher.prepare import MEASURED, finish, predict_run, prepare_row
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.render import render_script
 from hpc_gpt.launcher.request import DEFAULTS, Request, choose_profile, requested_file
@@ -78,11 +77,8 @@ def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top:
     written."""
     profile = choose_profile(request, queueing)
     file = requested_file(request, profile)
-    earlier = functools.cache(earlier_runs)
     planned = file.rows is None
-    rows = list(
-        _planned(request, profile, file, earlier, top) if planned else _rows_of_file(request, profile, file, earlier)
-    )
+    rows = list(_planned(request, profile, file, top) if planned else _rows_of_file(request, profile, file))
     runs = {row.name: row.visit for row in rows if row.visit is not None}
     if len(rows) < 2:
         what = f"{file.name} has one row" if not planned else f"plan finds {counted(len(rows), 'layout')} that fits"
@@ -99,8 +95,7 @@ def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top:
     visits = [replace(row, place=places.get(row.name), submit=_submit_line(request, row, by_name)) for row in visits]
     able = [row.visit for row in visits if row.visit is not None]
     _check_scripts({row.name: row.visit for row in visits if row.visit is not None})
-    starts = earlier()
-    seconds = [_visit_s(visit, starts) for visit in able]
+    seconds = [_visit_s(visit, request.past) for visit in able]
     most_s = rounds * sum(seconds)
     hours = most_s * first.resolved.gpus / 3600
     budget = first.resolved.job.max_gpu_hours
@@ -108,7 +103,7 @@ def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top:
     if first.forecast is not None and first.forecast.total is not None and first.forecast.total.gpu_hours:
         of_forecast = f", {hours / first.forecast.total.gpu_hours:.2%} of the forecast"
     lines = [f"not {row.name}: {row.cause}" for row in visits if row.cause]
-    unknown = [row.name for row in visits if row.visit is not None and _step_s(row.visit, starts) is None]
+    unknown = [row.name for row in visits if row.visit is not None and _step_s(row.visit, request.past) is None]
     if unknown:
         lines.append(f"note: no step time is predicted for {', '.join(unknown)}: only the start of a visit is counted")
     lines.append(
@@ -125,25 +120,21 @@ def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top:
     return PreparedRace(run, visits, rounds, lines)
 
 
-def _rows_of_file(
-    request: Request, profile: ClusterProfile, file: ExperimentFile, earlier: Any
-) -> Iterator[PreparedRow]:
+def _rows_of_file(request: Request, profile: ClusterProfile, file: ExperimentFile) -> Iterator[PreparedRow]:
     for row in file.rows or ():
         keys = {**flat(row.overrides)}
         if row.impossible is not None:
             yield PreparedRow(row.name, keys, cause=row.impossible)
             continue
         try:
-            yield PreparedRow(row.name, keys, prepare_row(request, profile, file, row.name, earlier))
+            yield PreparedRow(row.name, keys, prepare_row(request, profile, file, row.name))
         except LayoutError as fault:
             yield PreparedRow(row.name, keys, cause="; ".join(str(fault).splitlines()))
 
 
-def _planned(
-    request: Request, profile: ClusterProfile, file: ExperimentFile, earlier: Any, top: int
-) -> Iterator[PreparedRow]:
+def _planned(request: Request, profile: ClusterProfile, file: ExperimentFile, top: int) -> Iterator[PreparedRow]:
     """The planner's best layouts that fit; settings of the command line stay."""
-    base = prepare_row(replace(request, force=True), profile, file, None, earlier)
+    base = prepare_row(replace(request, force=True), profile, file, None)
     engine_named(base.resolved.engine.name).refuse_program("plan has no layouts for it", "give its rows in [rows]")
     is_open = file.path is DEFAULTS and "engine.name" not in request.overrides
     try:

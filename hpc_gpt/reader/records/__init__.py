@@ -1,11 +1,13 @@
 """Reads run folders and logs as runs. This module has the run as read, records in files, and derived figures."""
 
+from __future__ import annotations
+
 import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import read_json
@@ -15,9 +17,11 @@ from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.devices import DEVICES, peak_tflops
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.typed_tables import from_tables
-from hpc_gpt.reader.causes import Cause
-from hpc_gpt.reader.logs import Failure
 from hpc_gpt.reader.steps import StepTable
+
+if TYPE_CHECKING:
+    from hpc_gpt.reader.causes import Cause
+    from hpc_gpt.reader.logs import Failure
 
 
 @dataclass(frozen=True, slots=True)

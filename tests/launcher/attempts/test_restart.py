@@ -236,7 +236,7 @@ def test_pauses_add_up_in_one_start_of_the_job() -> None:
 def test_submit_says_what_follows_a_failure(chain: str, settings: dict[str, Any], note: str) -> None:
     resolved = slurm_run(chain=chain, **settings, **{"job.signal_lead_s": 120}).resolved()
     nothing_earlier: Any = SimpleNamespace(newest_alike=lambda _: None)
-    notes = "".join(restart_notes(resolved, lambda: nothing_earlier))
+    notes = "".join(restart_notes(resolved, nothing_earlier))
     assert notes.startswith(f"note: {note}") if note else not notes, notes
 
 
