@@ -17,7 +17,7 @@ from hpc_gpt.core.gone import gone_fault
 from hpc_gpt.core.output import OUTPUT, at_work, outlive_readers
 from hpc_gpt.core.terminal import say
 
-# (places below this, the title of the verbs there) in `hpc-gpt --help`.
+# Sections of `hpc-gpt --help`: (the verbs whose place is below this number, their title).
 _GROUPS = ((50, "Before a run"), (120, "A run"), (190, "After a run"), (1000, "Set-up"))
 
 
@@ -85,8 +85,8 @@ def verb_meant(name: str) -> str:
 
 
 def near_verb(name: str) -> str:
-    """The hint for a name that is not a verb; empty if no verb is near. None that ends or deletes is near by its
-    letters."""
+    """The hint for a name that is not a verb; empty if no verb is near. A misspelled name never suggests a verb that
+    ends runs or deletes files."""
     from hpc_gpt.core.tables import close_matches
 
     return verb_meant(name) or close_matches(name, verbs().keys() - _HARM)
@@ -211,7 +211,7 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 
 def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
-    """(exit code, message, hint) for the exception that ended a verb."""
+    """Returns (exit code, message, hint) for the exception that ended a verb."""
     if isinstance(fault, UserError):
         gone = "the current folder was deleted: cd to a folder that exists"
         return fault.exit_code, str(fault), gone if _is_folder_deleted() else fault.hint
@@ -253,7 +253,7 @@ def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
 
 
 def _program_in(arguments: list[str]) -> tuple[str, str] | None:
-    """(message, hint) for a line that names a program in place of an experiment; None for any other."""
+    """Returns (message, hint) for a line that names a program in place of an experiment; None for any other."""
     at = next((at for at, word in enumerate(arguments) if _PROGRAM.fullmatch(Path(word).name)), None)
     if at is None or Path(arguments[at]).is_file():
         return None
@@ -306,7 +306,8 @@ def _keys_meant(fault: click.NoSuchOption) -> list[str]:
 
 
 def _as_sbatch(fault: click.NoSuchOption, arguments: list[str]) -> tuple[str, str] | None:
-    """(message, hint) for an unknown option that sbatch has; None for any other, or if the verb has no --gpus."""
+    """Returns (message, hint) for an unknown option that sbatch has; None for any other, or if the verb has no
+    --gpus."""
     if not _has_option(fault, "--gpus"):
         return None
     import json

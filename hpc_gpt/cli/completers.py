@@ -25,8 +25,8 @@ def experiments(ctx: click.Context, parameter: click.Parameter, begun: str) -> l
 
 
 def _paths(begun: str, is_wanted: Callable[[str], bool] = lambda name: True) -> list[str]:
-    """The files that are wanted, and once a path has begun the folders, with a / after each. The shell itself completes
-    names that need quoting."""
+    """Lists the files that are wanted; once a path has begun, folders too, each with a / at its end. The shell
+    itself completes names that need quoting."""
     paths = sorted(name for name in glob(f"{escape(begun)}*") if re.fullmatch(r"[\w./+@-]+", name))
     folders = {name for name in paths if os.path.isdir(name)}
     shown = [name for name in paths if (begun if name in folders else is_wanted(name))]

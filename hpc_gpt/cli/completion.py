@@ -42,7 +42,7 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 
     def get_completion_args(self) -> tuple[list[str], str]:
         line = os.environ.get("COMP_LINE", "")
-        if not line:  # a function of the user's own, which asks on another machine
+        if not line:  # the user's own completion function, as for another machine, sets no COMP_LINE
             return super().get_completion_args()
         args = split_arg_string(line)[1:]
         last = args.pop() if args and not line[-1].isspace() else ""

@@ -14,7 +14,7 @@ from hpc_gpt.core.slurm.directives import is_job_script
 from hpc_gpt.core.terminal import say
 from hpc_gpt.launcher.request import Request
 
-_TOKENS = 300e9  # for days and GPU-hours, which the file does not have
+_TOKENS = 300e9  # the tokens to train on, for the predicted days and GPU-hours; the file has no such key
 
 
 @verb(15)

@@ -46,11 +46,11 @@ from hpc_gpt.planner.table import (
 )
 from hpc_gpt.planner.training import engine_for
 
-# {key: its option}; sizes give the model of --max-model. submit has only some of them: it gets other keys by --set.
+# {key: its option of plan}. The command for submit has those of _FLAGS alone, and other keys by --set.
 _PLAN_FLAGS = {option.key: option_name(option) for option in options_of("plan") if option.key}
 _FLAGS = {key: _PLAN_FLAGS[key] for key in ("model.preset", "model.seq", "engine.name", "engine.zero_stage")}
 _LARGEST_MODEL_KEYS = ("model.preset", "model.hidden", "model.layers", "model.heads", "layout.global_batch")
-# The printed command gives these by options of its own.
+# The keys that `_submit_command` itself writes as options.
 _BY_OPTION = ("layout.gpus", "layout.tp", "layout.pp", "layout.cp", "layout.ep", "layout.etp", "layout.dp",
           "layout.micro_batch", "layout.micro_batches", "layout.global_batch", "layout.shard")  # fmt: skip
 # The keys of [engine] that the planner may choose if no EXPERIMENT is named.
@@ -290,8 +290,8 @@ def _largest(plan: PlanRequest, calibration: str | None, as_json: bool, of_seq: 
 
 
 def _days_of_20(plan: PlanRequest, searched: Searched) -> str:
-    """The line on the time of 20 tokens per parameter. At the usual batch if that fits, as the search for the largest
-    model has the smallest batch."""
+    """The line on the time of 20 tokens per parameter, at the usual batch if that fits: the search for the largest
+    model takes the smallest."""
     model, tokens = plan.model, 20 * plan.model.params
     batch = usual_batch(model.seq, plan.question.gpus)
     fixed = {name: value for name, value in plan.question.fixed.items() if name not in ("micro_batch", "micro_batches")}

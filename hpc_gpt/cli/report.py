@@ -42,7 +42,7 @@ _OF_SWEEP = "published"  # the value of --columns for the columns of the runs' s
 
 @verb(120)
 @click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=completers.reported)
-@no_collections()  # of many runs it would take a fifth of the time
+@no_collections()  # garbage collection would take a fifth of the time of many runs
 def report(
     paths: tuple[str, ...],
     form: str,

@@ -88,7 +88,7 @@ def _script_arguments(
 def split(
     line: Sequence[str], parameters: Sequence[click.Parameter]
 ) -> tuple[list[str], list[str], Path, list[str]] | None:
-    """(the verb's options, sbatch's, the script, the script's arguments); None if the line names no job script.
+    """Returns (the verb's options, sbatch's, the script, the script's arguments); None if the line names no job script.
 
     Raises ConfigError for an option that a job script does not take.
     """

@@ -147,12 +147,13 @@ def json_lines_from_end(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def last_json_line(path: Path) -> dict[str, Any]:
-    """The last JSON object in such a file; empty if there is none. Only the end of the file is read, in blocks."""
+    """The last JSON object in a file with one per line; empty if there is none. Only the end of the file is read, in
+    blocks."""
     return next(json_lines_from_end(path), {})
 
 
 def blocks_from_end(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
-    """(offset, content) of a file's blocks, the last one first: 8 KiB, then up to 64."""
+    """Yields (offset, content) of a file's blocks, the last one first: 8 KiB, then up to 64."""
     end, size = file.seek(0, os.SEEK_END), 1 << 13
     while end > 0:
         begin = max(0, end - size)

@@ -54,7 +54,7 @@ GONE: dict[str, Gone] = {
 
 
 def gone_fault(name: str) -> tuple[str, str] | None:
-    """(message, hint) for the name of a removed verb or option; None for any other name."""
+    """Returns (message, hint) for the name of a removed verb or option; None for any other name."""
     return (f"{name} is gone since {GONE[name].version}", GONE[name].instead) if name in GONE else None
 
 
@@ -67,7 +67,8 @@ def gone_of_key(key: str, value: Any) -> str | None:
 
 
 def split_gone(tables: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """(stored tables without the keys and values in GONE, `key = value` of each of them that was not the default)."""
+    """Returns (the stored tables without keys and values that are in GONE, `key = value` of each that did not have
+    its default)."""
     left, found = copy.deepcopy(dict(tables)), []
     for name in GONE:
         key, _, gone_value = name.partition(" = ")

@@ -160,7 +160,8 @@ def free_port(number: int, tries: int = 0) -> int:
 
 
 def held_port(number: int, tries: int = 0) -> tuple[int, socket.socket | None]:
-    """(port as `free_port` gives it, the socket that holds it until closed; None if all are taken)."""
+    """Returns (a port chosen as by `free_port`, the socket that holds it until it is closed). The socket is None if
+    all ports are taken."""
     low, taken = _lowest_ephemeral(), _listened_on()
     ports = [LOWEST_PORT + (number + 7919 * step) % (low - LOWEST_PORT) for step in range(tries, tries + _TRIES)]
     for port in ports:

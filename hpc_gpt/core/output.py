@@ -68,7 +68,7 @@ def reader_left() -> bool:
 class _Lines(io.TextIOBase):
     """A stream that writes each line as a JSON object with `time` and `progress` to another stream."""
 
-    encoding, errors = "utf-8", "replace"  # click would make a stream of its own otherwise
+    encoding, errors = "utf-8", "replace"  # without it click would make a stream of its own
 
     def __init__(self, stream: TextIO) -> None:
         self._stream, self._rest = stream, ""

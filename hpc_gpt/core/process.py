@@ -107,7 +107,7 @@ def boot_id() -> str:
 
 
 def host_clock() -> tuple[str, float]:
-    """(boot id of this host, seconds since that boot): a clock that nobody sets and all its processes share."""
+    """Returns (boot id of this host, seconds since that boot): a clock that nobody sets and all its processes share."""
     return boot_id(), time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
@@ -224,8 +224,9 @@ def no_collections() -> Iterator[None]:
 
 
 def answer_of(limit_s: float, *command: str) -> tuple[int | None, str, str]:
-    """(exit code, standard output, standard error) of a command; (None, empty, why) if it takes longer than `limit_s`
-    or cannot start. A driver in trouble lets no signal end the process, so nobody waits for it after its kill."""
+    """Returns (exit code, standard output, standard error) of a command; (None, empty, why) if it takes longer than
+    `limit_s` or cannot start. A driver in trouble lets no signal end the process, so nobody waits for it after its
+    kill."""
     pipe = subprocess.PIPE
     try:
         process = subprocess.Popen(

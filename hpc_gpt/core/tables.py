@@ -10,7 +10,7 @@ from typing import Any
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import package_text
 
-_DEEPEST = 50  # tables within each other: ours have at most 5
+_DEEPEST = 50  # the deepest nesting of tables that is read; ours have at most 5 levels
 # tomllib's messages for a key that is given twice, and the place that they name.
 _TWICE = re.compile(r"Cannot (?:overwrite a value|declare .* twice|mutate|redefine)|Duplicate inline table key")
 _LINE = re.compile(r"\(at line (\d+), column \d+\)")

@@ -201,7 +201,7 @@ def count_of_key(root: Any, key: str, text: str) -> int:
 
 
 def key_in(root: Any, key: str) -> tuple[Any, Any]:
-    """(type, rules) of a dotted key of dataclass `root`; None for each that does not exist."""
+    """Returns (type, rules) of a dotted key of dataclass `root`; None for each that does not exist."""
     kind, rules, named = root, None, False
     for part in key.split("."):
         if named:  # the user chooses this part of the name
@@ -297,7 +297,7 @@ def _stored_fields(kind: Any) -> list[_StoredField]:
 
 
 def table_in(hint: Any) -> tuple[Any, bool]:
-    """(the dataclass in the type of a field, None without one; whether the field is a dictionary of them)."""
+    """Returns (the dataclass in the type of a field, None without one; whether the field is a dictionary of them)."""
     for part in (hint, *get_args(hint)):
         named = get_origin(part) is dict and is_dataclass(get_args(part)[1])
         if named or is_dataclass(part):

@@ -40,9 +40,9 @@ from hpc_gpt.launcher.render import render_after_job
 _POLL_S = 1.0
 # Checkpoints of a program are searched by a pattern, over a folder that may be large.
 _PROGRAM_POLL_S = 5.0
-# Between two questions about jobs that have not reported their end.
+# Seconds between two questions about jobs that have not reported their end.
 _ASK_S = 30.0
-# Between two tries to submit a refused job: a partition may be up again.
+# Seconds between two tries to submit a refused job: a partition may be up again.
 _AGAIN_S = 15.0
 _GPU_QUEUE = "hpc_gpt.launcher.local.gpus"
 _SUBMITTED = re.compile(r"Submitted batch job (\d+)")

@@ -24,7 +24,7 @@ from hpc_gpt.launcher.watch.status import read_own_status
 
 
 def split_branch(text: str) -> tuple[str, int | None]:
-    """(RUN, STEP) of `RUN@STEP`; STEP is None for the newest. Raises ConfigError if STEP is not a whole number.
+    """Returns (RUN, STEP) of `RUN@STEP`; STEP is None for the newest. Raises ConfigError if STEP is not a whole number.
 
     >>> split_branch("20261125-1042@8000"), split_branch("20261125-1042")
     (('20261125-1042', 8000), ('20261125-1042', None))

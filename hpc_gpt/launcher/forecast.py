@@ -266,18 +266,18 @@ def _slower(figures: _Figures, sign: int) -> Pace:
 
 
 def _lead(resolved: Sized, figures: _Figures, is_given: bool) -> tuple[int, list[str]]:
-    """(the signal's lead in seconds, a line on it). The lead is that which a measured save needs; without one it is at
-    least the profile's."""
+    """Returns (the signal's lead in seconds, a line on it). The lead is that which a measured save needs; without one
+    it is at least the profile's."""
     lead, limit = resolved.job.signal_lead_s or 0, limit_s(resolved.job.time)
     needed = signal_lead_s(_slower(figures, 1))
     if resolved.cluster.scheduler != "slurm" and limit is None and resolved.job.max_gpu_hours is None:
-        return lead, []  # the job has no limit, so no signal
+        return lead, []  # a job without a limit gets no signal
     why = f"the time of two steps, the work between them, two saves and {LEAVE_S:.0f} s"
     if is_given:
         short = f"; {why} need {needed} s: the last save may be lost" if lead < needed else ""
         return lead, [f"{'warning: ' if short else ''}signal {lead} s ahead of the limit, as given{short}"]
     if not figures.save_is_measured and limit is not None:
-        needed = min(needed, max(lead, limit // 4))  # an assumption may take at most a quarter of a job
+        needed = min(needed, max(lead, limit // 4))  # an assumed lead may take at most a quarter of a job
     if figures.save_is_measured or needed > lead:
         return needed, [f"signal {needed} s ahead of the limit: {why}"]
     return lead, [f"signal {lead} s ahead of the limit, as the profile says; no save is measured"]

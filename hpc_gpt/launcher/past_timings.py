@@ -17,7 +17,7 @@ from hpc_gpt.core.settings.sized import Sized
 if TYPE_CHECKING:
     from hpc_gpt.reader.records.timings import MeasuredRun
 
-_LOOKED_AT = 500  # the newest runs: reading the settings of one takes about 1 ms
+_LOOKED_AT = 500  # only so many of the newest runs are read: the settings of one take about 1 ms
 
 
 class PastTimings:

@@ -46,9 +46,9 @@ STAND_IN = "a100-80g-8"
 LIKE_UNTRAINED: EngineName = "megatron-lm"
 # The length of the training for the predicted days and GPU-hours: GPT-3's (arXiv:2005.14165).
 PLANNED_TOKENS = 300e9
-# The keys of [model] that make experts of the MLP of the family of --max-model.
+# The keys of [model] with which --max-model turns the MLP of its family into experts.
 _WITHOUT_EXPERTS: dict[str, Any] = dict.fromkeys(("experts", "experts_per_token", "expert_ffn"))
-# Above this length the sequence does not fit, rather than the model.
+# If a sequence above this length does not fit, it is too long, not the model too large.
 _USUAL_SEQ = 131_072
 _BATCH = ("micro_batches", "global_batch")
 _MODELS = {"model.preset", "model.hf", "model.hidden", "model.layers", "model.heads", "train.init"}
@@ -181,7 +181,8 @@ def read_plan_request(
 def with_best(
     experiment: Experiment, profile: ClusterProfile, given_keys: Collection[str], fast: bool
 ) -> tuple[Experiment, str]:
-    """(an experiment without a file, with the engine, layout and settings of the best plan; a line that names them).
+    """Returns (an experiment without a file, with the engine, layout and settings of the best plan; a line that names
+    them).
 
     The values of `given_keys` stay; if they have a size of the batch, the rules decide the batch. If the profile says
     too little for a plan, or nothing fits, only the engine is chosen: the simplest that runs the rules' layout. `fast`:
@@ -238,7 +239,7 @@ def _with_simplest(experiment: Experiment, profile: ClusterProfile, given_keys: 
 
 
 def _planned_nodes(request: Request) -> tuple[ClusterProfile, bool]:
-    """(the profile to plan for, whether it stands in for one that the user has not chosen)."""
+    """Returns (the profile to plan for, whether it stands in for one that the user has not chosen)."""
     if request.device is not None:
         return _nodes_of(request.device), True
     profile = choose_profile(request, queueing=False)
@@ -285,8 +286,8 @@ def _with_expert_width(experiment: Experiment) -> Experiment:
 def _at_smallest_batch(
     experiment: Experiment, overrides: Mapping[str, Any], holds: set[str]
 ) -> tuple[Experiment, set[str]]:
-    """(the experiment with one sample per pass and one pass per step, unless others are given, and without offload; the
-    keys that the search keeps fixed)."""
+    """Returns (the experiment with one sample per pass and one pass per step, unless others are given, and without
+    offload; the keys that the search keeps fixed)."""
     batch: dict[str, Any] = {name: overrides.get(f"layout.{name}") or 1 for name in ("micro_batch", "micro_batches")}
     experiment = replace(experiment, layout=replace(experiment.layout, **batch, global_batch=None))
     held = {"layout.micro_batch", "layout.micro_batches", "engine.offload"}
@@ -305,8 +306,8 @@ def _shown_name(experiment: Experiment, model: ModelShape, overrides: Mapping[st
 
 
 def _constants(profile: ClusterProfile, calibration: str | None) -> tuple[Constants, str]:
-    """(the planner's constants for a profile, their source). Raises ConfigError if `calibration` names a profile
-    without them."""
+    """Returns (the planner's constants for a profile, their source). Raises ConfigError if `calibration` names a
+    profile without them."""
     if profile.calibration is None and calibration is not None:
         raise ConfigError(
             f"profile {profile.name} has no [calibration]",

@@ -187,7 +187,7 @@ def compiles(profile: ClusterProfile, overrides: Mapping[str, Any]) -> bool:
 def with_defaults(
     experiment: Experiment, profile: ClusterProfile, overrides: Mapping[str, Any], given_keys: Collection[str]
 ) -> tuple[Experiment, str]:
-    """(the experiment of a run without one, the reason for its batch).
+    """Returns (the experiment of a run without one, the reason for its batch).
 
     If it is compiled, by default and for CUDA, it has the fast settings that its model and engine take, except those
     that the overrides give. It has a global batch unless the `given_keys` have any size of the batch, or a plan has
@@ -221,7 +221,7 @@ def usual_batch(seq: int, gpus: int) -> int:
 
 
 def _default_batch(sized: Sized, profile: ClusterProfile) -> tuple[int, str]:
-    """(the global batch of a run without one, the reason for it).
+    """Returns (the global batch of a run without one, the reason for it).
 
     It is the batch of `plan`; ranks without a GPU have one sample each, so that a step ends soon.
     """

@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 # The options that may change when the script of a run is started again.
 _OPTIONS_ON_RESUME = ("job.time", "job.partition", "job.account", "job.qos", "job.exclude")
-# Longer than the controller takes, on a busy machine, from the end of an attempt to its own end.
+# Seconds: more than the controller takes on a busy machine to end after its attempt.
 _LEAVING_S = 20.0
 
 
@@ -333,7 +333,7 @@ def _forecast_same(run: RunFolder, step: int, request: Request) -> Forecast | No
 
 
 def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, ResumePoint | None]:
-    """(the settings of a run that may be submitted again, the point where it resumes; None at step 0).
+    """Returns (the settings of a run that may be submitted again, the point where it resumes; None at step 0).
 
     Raises RunFolderError if an earlier job of the run is queued or running, or may be on another machine; ConfigError
     if the run is done; DataError. `dry` is as for check_submission.

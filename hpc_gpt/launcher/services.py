@@ -106,8 +106,8 @@ _FIND = "import sys, importlib.util as u; print(*(name for name in sys.argv[1:] 
 
 
 def lacking_packages(profile: ClusterProfile, packages: Sequence[str]) -> tuple[str, list[str]]:
-    """(the Python of the jobs, those of `packages` that it lacks). A Python in a container, or from modules, cannot be
-    asked on this machine: it lacks none."""
+    """Returns (the Python of the jobs, those of `packages` that it lacks). A Python in a container, or from modules,
+    cannot be asked on this machine: it lacks none."""
     python = sys.executable if profile.scheduler == "local" else next(python_lines(profile)).text
     unknown = bool(profile.modules) if profile.venv is None else not os.path.isabs(python)
     if python == sys.executable:

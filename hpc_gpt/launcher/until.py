@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _FORMS = "--until tokens=30e9, --until steps=5000 or --until loss=2.9"
 _MOST = 10**12  # steps; a larger number is a mistake
-_FEW_STEPS = 3  # a job should train at least so many
+_FEW_STEPS = 3  # the least number of steps that a job should train
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def exchange_s(training: Training, links: Links) -> float:
 
 
 def copies_sent(training: Training, links: Links) -> tuple[float, float]:
-    """(copies of a token that leave its rank for its own node, copies that leave its node), on average.
+    """Returns (copies of a token that leave its rank for its own node, copies that leave its node), on average.
 
     A token's k experts are on any of ep ranks alike. NCCL's all-to-all sends a copy for each of them. Others, and one
     that is not stated, send one copy to each other node that has some of them, (n - 1) (1 - (1 - 1/n)^k) of n
@@ -130,8 +130,8 @@ def copies_sent(training: Training, links: Links) -> tuple[float, float]:
 
 
 def launching_s(training: Training, host_s: float) -> tuple[float, float]:
-    """(seconds in which the host launches what an expert layer has in addition to attention and norms, in all passes;
-    the part for which the GPU waits, whatever it has to do).
+    """Returns (seconds in which the host launches what an expert layer has in addition to attention and norms, in all
+    passes; the part for which the GPU waits, whatever it has to do).
 
     Router, permutation and dispatch are so many passes; each expert has its own products, and in 8 or 4 bits its own
     casts. Unless tokens over an expert's capacity are dropped, the host must know how many rows each expert gets: it

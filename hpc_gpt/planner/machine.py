@@ -192,7 +192,7 @@ def _kinds() -> dict[str, Any]:
 
 
 def _named(kind: str, text: str) -> tuple[str, int | None]:
-    """(name of the kind in fabrics.toml, generation in `kind`, if any). ConfigError for an unknown kind."""
+    """Returns (name of the kind in fabrics.toml, generation in `kind`, if any). ConfigError for an unknown kind."""
     plain, digits = kind.rstrip("0123456789"), kind[len(kind.rstrip("0123456789")) :]
     for name, table in _kinds().items():
         if kind == name or kind in table.get("aliases", ()):

@@ -61,7 +61,8 @@ def without_offload(searched: Searched) -> str:
 
 
 def overlapped(best: Candidate, machine: Machine, constants: Constants = DEFAULT) -> tuple[Candidate, tuple[str, ...]]:
-    """(the candidate with communication hidden, the program's arguments for it; empty if no more can be hidden)."""
+    """Returns (the candidate with communication hidden, the program's arguments for it; empty if no more can be
+    hidden)."""
     arguments, changed = engine_of(best.training).overlaps(best.training)
     training = replace(best.training, **changed)
     return replace(best, training=training, step=predict_step(training, machine, constants)), arguments

@@ -128,9 +128,9 @@ def plan_open(
 def best_layouts(
     resolved: Sized, profile: ClusterProfile, given_keys: Collection[str], most: int, of_any_engine: bool = False
 ) -> list[tuple[str, dict[str, Any]]]:
-    """(name, {dotted key: value}) of the `most` best layouts that fit, for the run's GPUs and global batch, each with
-    its best settings. The keys in `given_keys` stay, and so does the engine unless `of_any_engine`. Raises ConfigError
-    if the profile says too little for a plan."""
+    """Returns (name, {dotted key: value}) of the `most` best layouts that fit, for the run's GPUs and global batch,
+    each with its best settings. The keys in `given_keys` stay, and so does the engine unless `of_any_engine`. Raises
+    ConfigError if the profile says too little for a plan."""
     from hpc_gpt.planner.training import engine_for
 
     open_keys = _LAYOUTS | ({"engine.name", "engine.sharded_optimizer"} if of_any_engine else set())

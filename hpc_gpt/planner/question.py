@@ -106,7 +106,7 @@ class Question:
                     yield size, ranks
 
     def batches(self, dp: int) -> list[tuple[int, int]]:
-        """(micro_batch, micro_batches) for every way to divide the global batch, small micro-batches first."""
+        """Returns (micro_batch, micro_batches) for every way to divide the global batch, small micro-batches first."""
         if self.global_batch is None:
             return [(size, self.fixed["micro_batches"]) for size in self._choices("micro_batch", _MICRO_BATCHES)]
         if self.global_batch % dp:
@@ -151,7 +151,8 @@ class Question:
                     )
 
     def techniques(self, engine: str, tp: int, cp: int = 1) -> list[tuple[bool, Recompute]]:
-        """(sequence_parallel, recompute) for each way to save activations that the engine has with `tp` and `cp`."""
+        """Returns (sequence_parallel, recompute) for each way to save activations that the engine has with `tp` and
+        `cp`."""
         facts = engine_named(engine)
         can_split = "sequence_parallel" in facts.switches and tp > 1 and self.shape.seq % (tp * cp) == 0
         # Megatron-LM refuses experts over tp without it (megatron/training/arguments.py).

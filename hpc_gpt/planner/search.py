@@ -334,7 +334,7 @@ def _gains_nothing(alike: Candidate, fastest: Candidate) -> bool:
 def _search_layout(
     searched: Searched, layout: Layout, constants: Constants, keep: int, first: bool
 ) -> tuple[list[Candidate], Candidate | None]:
-    """(the best candidates of a layout, the one nearest to fitting). Counts settings in `searched`."""
+    """Returns (the best candidates of a layout, the one nearest to fitting). Counts settings in `searched`."""
     fitting: list[Candidate] = []
     nearest: Candidate | None = None
     batches, ways = searched.question.batches(layout.dp), list(searched.question.ways(layout))

@@ -296,7 +296,7 @@ class _StepModel:
         return takes
 
     def _update_s(self, training: Training, params: float) -> tuple[float, float]:
-        """(seconds of the update on the GPU, seconds to copy and update the offloaded part)."""
+        """Returns (seconds of the update on the GPU, seconds to copy and update the offloaded part)."""
         rank_params = params / engine_of(training).optimizer_ranks(training)
         if training.offload == "none":
             memory_b_s = self.machine.memory_gb_s * 1e9 * self.constants.memory
@@ -413,7 +413,7 @@ def _is_ours(training: Training) -> bool:
 
 
 def _casts_s(training: Training, rates: Rates, kind: LayerKind) -> tuple[float, float]:
-    """(forward, backward) seconds to cast the operands of a layer's products to 8 or 4 bits: inputs, and in the
+    """Returns (forward, backward) seconds to cast the operands of a layer's products to 8 or 4 bits: inputs, and in the
     backward pass the gradients of outputs. Weights are cast with the update."""
     if training.matmul == "none":
         return 0.0, 0.0
@@ -478,7 +478,7 @@ def _pass_bytes(training: Training, kind: LayerKind) -> float:
 
 
 def _attention(training: Training, rates: Rates, tokens: float) -> tuple[float, float]:
-    """(forward, backward) seconds of attention's core, between Q, K, V and the output."""
+    """Returns (forward, backward) seconds of attention's core, between Q, K, V and the output."""
     shape = training.shape
     width, head = shape.attention_width / training.tp, shape.head_width
     flops = 4 * tokens * (shape.attention_keys or shape.seq) * width

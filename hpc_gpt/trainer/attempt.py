@@ -95,7 +95,7 @@ class StartClock:
 
 
 def _staging() -> tuple[float, float]:
-    """(seconds that the script's staging took, the epoch seconds of its end); zeros without one."""
+    """Returns (seconds that the script's staging took, the epoch seconds of its end); zeros without one."""
     try:
         seconds, until = map(float, os.environ.get("HPC_GPT_STAGING", "0 0").split())
     except ValueError:

@@ -252,8 +252,8 @@ def _sum(samples: Sequence[NDArray[Any]]) -> int:
 
 
 def _tensors(samples: Sequence[NDArray[Any]], device: torch.device, end: int | None, part: SequencePart) -> MicroBatch:
-    """(tokens, targets): this `part` of samples of [seq + 1] integers, each token copied once into each; pinned for a
-    GPU. With an `end` token also the boundaries of the documents in the whole samples.
+    """Returns (tokens, targets): this `part` of samples of [seq + 1] integers, each token copied once into each; pinned
+    for a GPU. With an `end` token also the boundaries of the documents in the whole samples.
 
     The target of a part's last token is the first token of the next part.
     """

@@ -206,7 +206,7 @@ class Metrics:
         self._coming = None
 
     def _evaluation(self, losses: Mapping[str | None, float]) -> tuple[float | None, dict[str, Any]]:
-        """(loss_eval, {"loss_eval_by": …} for a mixture) of a line; loss_eval is the mean by the first phase's
+        """Returns (loss_eval, {"loss_eval_by": …} for a mixture) of a line; loss_eval is the mean by the first phase's
         weights."""
         shares = self._evaluation_shares
         if not shares:

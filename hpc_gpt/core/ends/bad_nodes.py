@@ -24,7 +24,7 @@ from hpc_gpt.core.files import aside, state_dir
 from hpc_gpt.core.runs.stored import NODE, read_as
 from hpc_gpt.core.secrets import hide_secrets
 
-# Limits: each run of a sweep on a broken node notes the same failure.
+# Limits on the notes, since each run of a sweep on a broken node notes the same failure.
 _NOTES_A_NODE = 8
 _NOTES = 512
 _LONGEST_WHY = 500

@@ -123,8 +123,9 @@ def _left_s(stop_at: int, attempt: Attempt, stopped_s: float) -> float:
 
 @functools.cache
 def _budget_of(folder: Path, stop_at: int) -> tuple[float, float]:
-    """(seconds that an attempt may take, when it began by this host's clock since its boot). On another host than its
-    script's, the first call counts as the beginning: later by the start of the ranks, which the budget misses."""
+    """Returns (seconds that an attempt may take, when it began by this host's clock since its boot). On another host
+    than the script's, the first call counts as the beginning. That is late by the start of the ranks, which the
+    budget then does not count."""
     start, now = Attempt(folder).started(), host_clock()[1]
     elapsed_s = Attempt(folder).elapsed_s()
     began = start.get("started")
@@ -234,8 +235,8 @@ _PREEMPTED = re.compile(rb"CANCELLED AT .* DUE TO PREEMPTION")
 def end_by_script(
     run: RunFolder, attempt: Attempt, code: int, message: str, shown: str, put_back: bool
 ) -> tuple[str, str]:
-    """(class, cause) of an attempt by the facts that job.sh states after its ranks have ended. The first that applies
-    counts.
+    """Returns (class, cause) of an attempt by the facts that job.sh states after its ranks have ended. The first that
+    applies counts.
 
     `message`: srun's message on the first rank that failed. `code`: the exit code of that rank, else srun's. `shown`:
     the job as `scontrol show job` prints it, empty if Slurm did not answer. `put_back`: Slurm starts the job again.
@@ -289,8 +290,8 @@ def is_put_back(attempt: Attempt, shown: str) -> bool:
 
 
 def end_by_accounting(attempt: Attempt, state: str, again: bool) -> tuple[str, str]:
-    """(class, cause) of an attempt that was killed with its script. `state`: Slurm's state of that start of the job,
-    empty if it is not known. `again`: the job has started again."""
+    """Returns (class, cause) of an attempt that was killed with its script. `state`: Slurm's state of that start of the
+    job, empty if it is not known. `again`: the job has started again."""
     ended = "node_failure" if _NODE_FAILED.search(_end_of(attempt)) else start_class(state)
     if not meaning(ended).if_script_died or ended == "unknown" or (again and ended == "cancelled"):
         ended = "requeued" if again else "unknown"

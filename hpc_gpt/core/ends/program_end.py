@@ -140,7 +140,8 @@ def _end_of_exit_0(facts: ProgramFacts) -> End:
     | else | `done` |
     """
     printed, step, planned = facts.said, facts.step, facts.planned
-    if step and not is_step_due(step + 1, facts.spacing, planned):  # exit code 0 says that it counts from 0, if needed
+    # A program that counts from 0 ends one step short: exit code 0 says that this was the last.
+    if step and not is_step_due(step + 1, facts.spacing, planned):
         return End("done", f"{max(step, planned):,} of {planned:,} steps", note=_note(facts))
     if printed.failed is not None and (facts.stepped or _failed_at_once(facts)):
         return End(printed.failed.ended, f"{EXIT_0_BUT}{printed.failed.cause}", printed.failed.node)
@@ -218,8 +219,9 @@ def facts_of(attempt: Attempt, code: int, planned: int, printed: Said) -> Progra
 
 
 def _last_steps(attempt: Attempt) -> tuple[list[int], int]:
-    """(at most the last two steps of an attempt's log, newest first, then the step after which it began, as far as
-    that is known; the steps from one line to the next, 0 if another stage or epoch has begun)."""
+    """Returns (steps, spacing). `steps`: at most the last two steps of the attempt's log, newest first, then the
+    step after which it began, as far as that is known. `spacing`: steps from one line to the next; 0 if another
+    stage or epoch has begun."""
     lines = itertools.islice(stored_lines_from_end(attempt.metrics), 2)
     begun = attempt.trainer().get("resumed_step")
     begun = last_logged(RunFolder(attempt.folder.parents[1]).before(attempt)) if begun is None else begun
@@ -251,7 +253,8 @@ def last_planned_step(attempt: Attempt, planned: int) -> int:
 
 
 def at_limit(attempt: Attempt, planned: int, ended: str, cause: str) -> tuple[str, str]:
-    """(class, cause) of an attempt that Slurm's time limit ended: `done` if its program had made its last step."""
+    """Returns (class, cause) of an attempt that Slurm's time limit ended: `done` if its program had made its last
+    step."""
     printed = read_said(attempt)
     last = last_planned_step(attempt, planned or printed.planned)
     if ended != "walltime" or not last:

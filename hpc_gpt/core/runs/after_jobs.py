@@ -29,7 +29,7 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_stored
 
 AFTER = "after"
-# Checkpoints that no follower has looked at stay, too; but not more than these, in case the follower died.
+# At most so many checkpoints stay because no follower has looked at them yet: it may have died.
 _MOST_UNSEEN = 4
 
 

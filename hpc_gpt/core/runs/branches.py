@@ -39,7 +39,7 @@ _TO_DELETE = re.compile(rf"{re.escape(DELETING)}(step-(\d+))-\d+")
 
 
 def reserved_steps(run: Path) -> frozenset[int]:
-    """The steps of a run's checkpoints that branches begin from which have no checkpoint of their own yet."""
+    """The steps of a run's checkpoints from which branches begin that have no checkpoint of their own yet."""
     notes = [read_stored(path) for path in run.glob(f"{BRANCHES}/branch.*.json")]
     return frozenset(note["step"] for note in notes if note.get("path") and "step" in note and _waits(note["path"]))
 

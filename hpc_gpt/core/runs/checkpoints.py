@@ -127,8 +127,8 @@ def stored_bytes(path: Path) -> int:
 def newest_sound(
     folder: Path, most_bytes: float = math.inf, step: int | None = None
 ) -> tuple[Path | None, dict[str, CheckpointFault]]:
-    """(the newest sound checkpoint, {name of a newer, unsound one: its first fault}), as the trainer chooses. `step`:
-    only the checkpoint of that step counts, unless it is None."""
+    """Finds the newest sound checkpoint, as the trainer does. Returns (it, {name of a newer, unsound one: its first
+    fault}). `step`: only the checkpoint of that step counts, unless it is None."""
     passed: dict[str, CheckpointFault] = {}
     for path in list_complete(folder):
         if step is not None and path.name != checkpoint_folder_name(step):
@@ -158,7 +158,7 @@ def has_all_bytes(path: Path) -> bool:
 
 
 def read_through(path: Path) -> tuple[int, int]:
-    """(bytes, CRC-32) of a file, after an fsync."""
+    """Returns (bytes, CRC-32) of a file, after an fsync."""
     size = crc = 0
     with open(path, "rb") as file:
         while piece := file.read(_PIECE_BYTES):
@@ -221,7 +221,7 @@ def program_folder(run: RunFolder) -> Path | None:
 
 
 def checkpoints_of(run: RunFolder) -> list[tuple[int, Path]]:
-    """(step, path) of the complete checkpoints of a run, by step; for Megatron-LM only the newest."""
+    """Returns (step, path) of the complete checkpoints of a run, by step; for Megatron-LM only the newest."""
     if (command := command_of(run)) is not None:
         return [(_step_of(run, number, made), path) for number, made, path in _numbered(run, command)]
     with contextlib.suppress(OSError, ValueError):
@@ -250,8 +250,8 @@ def unwhole_note(run: RunFolder) -> str:
 
 
 def checkpoint_note(run: RunFolder) -> str:
-    """The line of `unwhole_note`, or one that an older checkpoint in the folder, of whatever run, has a higher number
-    than the newest; empty if there is neither."""
+    """A line for the user: that of `unwhole_note`, or that an older checkpoint in the folder, perhaps another run's,
+    has a higher number than the newest. Empty if neither holds."""
     if (command := command_of(run)) is None:
         return ""
     if note := unwhole_note(run):
@@ -270,7 +270,7 @@ def checkpoint_note(run: RunFolder) -> str:
 def _numbered(
     run: RunFolder, command: Command, until: float = math.inf, of_any: bool = False
 ) -> list[tuple[int, float, Path]]:
-    """(number in the name, time, path) of `own_checkpoints`; with `of_any` those of all runs in the folder."""
+    """Returns (number in the name, time, path) of `own_checkpoints`; with `of_any` those of all runs in the folder."""
     if command.checkpoints is None:
         return []
     pattern, of_run = _pattern(run, command), command.checkpoints.startswith("{run}/")
@@ -298,9 +298,9 @@ def _pattern(run: RunFolder, command: Command) -> str:
 
 
 def newest_checkpoint(run: RunFolder, command: Command, until: float = math.inf) -> tuple[Path | None, int | None]:
-    """(the last of `own_checkpoints` that was made by `until` (epoch seconds), its step: the number in its name, else
-    the last step that was logged before it). Without a checkpoint the step is 0, or None if only the program knows its
-    checkpoints."""
+    """Returns (the last of `own_checkpoints` that was made by `until` in epoch seconds, its step). The step is the
+    number in its name, else the last step that was logged before it. Without a checkpoint the step is 0, or None if
+    only the program knows its checkpoints."""
     if not (numbered := _numbered(run, command, until)):
         return None, None if command.checkpoints is None else 0
     number, made, path = numbered[-1]
@@ -347,7 +347,7 @@ def numbers_in(paths: Sequence[Path], pattern: str) -> list[int]:
 
 
 def _number_in(path: Path, pattern: str) -> tuple[int, bool]:
-    """(the number in a name that may be its step, -1 without one; whether the name says that it is the step)."""
+    """Returns (the number in a name that may be its step, or -1; whether the name says that it is the step)."""
     parts = list(_open_parts(path, pattern))
     for name, begin, end in parts:
         for form in _STEPS:

@@ -67,8 +67,8 @@ def checkpoints_to_come(resolved: Resolved, step: int = 0) -> int:
 
 
 def space_needed_gib(resolved: Resolved, run: RunFolder | None = None) -> tuple[float, float]:
-    """(space for the next checkpoint, space for all to come) in GiB; a checkpoint counts as large as the run's newest
-    one, else as predicted."""
+    """Returns (space for the next checkpoint, space for all that follow) in GiB. A checkpoint counts as large as the
+    run's newest one, else as predicted."""
     step = newest_step(run) if run else None
     stored = bytes_of(run.checkpoints / checkpoint_folder_name(step)) if run and step is not None else 0
     one, count = stored or checkpoint_bytes(resolved), checkpoints_to_come(resolved, step or 0)
@@ -82,7 +82,7 @@ def free_gib(folder: Path) -> float | None:
 
 
 def _disk_of(folder: Path) -> tuple[Path, os.statvfs_result] | None:
-    """(the folder or its nearest parent that exists, its file system)."""
+    """Returns (the folder or its nearest parent that exists, its file system)."""
     for place in (folder, *folder.absolute().parents):
         try:
             return place, os.statvfs(place)

@@ -177,7 +177,7 @@ def is_run_name(name: str, logs: Path) -> bool:
 
 def is_sweep_folder(folder: Path) -> bool:
     """Whether a folder belongs to one `submit --sweep`, with links to its runs."""
-    sweep_id = os.path.basename(os.path.realpath(folder))  # which, unlike resolve, takes a link that leads to itself
+    sweep_id = os.path.basename(os.path.realpath(folder))  # realpath, unlike resolve, takes a link that leads to itself
     if not NEW_ID.fullmatch(sweep_id):
         return False
     # Unlike Path.glob, this glob continues if a folder vanishes meanwhile, as folders below /proc do.

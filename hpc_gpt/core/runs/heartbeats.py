@@ -238,8 +238,8 @@ def idle_s(attempt: Attempt, span_s: float, following: Attempt | None) -> float:
 
 
 def gpu_time(attempt: Attempt, gpus: int, over: float | None, elapsed_s: float | None = None) -> tuple[int, float]:
-    """(number of GPUs, seconds) of an attempt that ended at `over`, on `gpus` GPUs unless it states its own number. 0 s
-    if its start or its end is not known.
+    """Returns (number of GPUs, seconds) of an attempt that ended at `over`, on `gpus` GPUs unless it states its own
+    number. 0 s if its start or its end is not known.
 
     Its time is `elapsed_s`, or what its judge, a rank or the heartbeats measured. Only without these it is the
     difference of two clocks, which may belong to two hosts and may have been set meanwhile.

@@ -14,7 +14,7 @@ from pathlib import Path
 from hpc_gpt.core.process import answer_of, name_of, start_time
 
 _LIST_S, _ASK_S = 5.0, 20.0
-_COST = 50  # listing may take a 50th of the time
+_COST = 50  # the listings take at most a 50th of the time
 
 
 def in_job(job_id: str, node: str) -> dict[int, str]:

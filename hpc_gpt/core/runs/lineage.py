@@ -125,8 +125,8 @@ def resume_point(run: RunFolder, only: int | None = None) -> ResumePoint | None:
 
 
 def parent_of(run: RunFolder) -> tuple[Parent, ResumePoint]:
-    """(`run` as a parent, where its child resumes). ConfigError if neither it nor one of its ancestors has a sound
-    checkpoint."""
+    """Returns (`run` as a parent, the checkpoint from which its child resumes). ConfigError if neither it nor one of
+    its ancestors has a sound checkpoint."""
     point = resume_point(run)
     if point is None:
         raise ConfigError(
@@ -136,8 +136,8 @@ def parent_of(run: RunFolder) -> tuple[Parent, ResumePoint]:
 
 
 def branch_of(run: RunFolder, step: int | None) -> tuple[Parent, ResumePoint]:
-    """(`run` as the parent of a branch, where the branch resumes): after `step`, or at its newest checkpoint if that is
-    None. ConfigError without a sound checkpoint of that step."""
+    """Returns (`run` as the parent of a branch, the checkpoint from which the branch resumes): that of `step`, or
+    the newest if `step` is None. ConfigError without a sound checkpoint of that step."""
     point = resume_point(run, step)
     if point is None:
         steps = saved_steps(run)

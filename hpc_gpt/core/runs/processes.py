@@ -45,9 +45,9 @@ _RUN, _STEP = "HPC_GPT_RUN", b"SLURM_STEP_ID"
 JOB = "slurm_job"
 # The open files that lock an attempt's GPUs: whatever it starts inherits them.
 GPU_LOCKS = "HPC_GPT_GPU_LOCKS"
-_GONE_S = 5.0  # the wait for killed processes to leave; one that waits for a disk or a GPU may not leave
+_GONE_S = 5.0  # killed processes get so many seconds to leave: one that waits for a disk or a GPU may stay
 _POLL_S, _LOOK_S = 0.05, 1.0
-_COST = 50  # looks may take a 50th of a core
+_COST = 50  # the looks take at most a 50th of a core
 # On the command line of the supervisor of another run, which may be started from within an attempt.
 _SUPERVISES = b"\0hpc_gpt.launcher."
 
@@ -181,8 +181,8 @@ def recorded(attempts: Iterable[Attempt]) -> set[int]:
 
 
 def _marked(*names: str) -> Iterable[tuple[int, dict[bytes, bytes], tuple[bytes, bytes]]]:
-    """(pid, environment at its start, its `job_of`) of each process that has all of these variables and that this user
-    may read, without this process. A job that an attempt has submitted has the attempt's variables, too."""
+    """Yields (pid, environment at its start, its `job_of`) of each process that has all of these variables and that
+    this user may read, without this process. A job that an attempt has submitted has the attempt's variables, too."""
     marks = [name.encode() + b"=" for name in names]
     for pid in all_pids():
         with contextlib.suppress(OSError):

@@ -36,7 +36,8 @@ _PATIENCE_S = 10.0
 # nvidia-smi says that there is no GPU: by its exit code, or by a message, which may come with other codes.
 _NO_GPU_CODES = (6, 9, 12)  # no device found, no driver, no library of the driver
 _NO_GPU = re.compile(r"No devices were found|couldn't communicate with the NVIDIA driver|Driver Not Loaded", re.I)
-_LOST = re.compile(r"\bis lost\b|\berror\b", re.IGNORECASE)  # instead of a card's name, or in a separate line
+# Printed by nvidia-smi instead of a card's name, or in a separate line.
+_LOST = re.compile(r"\bis lost\b|\berror\b", re.IGNORECASE)
 # In provenance.json: what identifies the folder that train.init names (`core.weights.folder.WeightsFolder`).
 INIT = "init"
 # In provenance.json: the SHA-256 of the archive from which the ranks' environment is unpacked.
@@ -147,7 +148,7 @@ def config_notes(run: Path, resolved: Resolved) -> list[str]:
 
 
 def git_state(folder: Path, file: str = __file__) -> tuple[str | None, bool | None]:
-    """(the commit of the checkout that has `folder`, whether tracked files differ from it).
+    """Returns (the commit of the checkout that has `folder`, whether tracked files differ from it).
 
     None if `file`, by default this one, is not in the checkout.
     """
@@ -162,7 +163,7 @@ def git_state(folder: Path, file: str = __file__) -> tuple[str | None, bool | No
 
 
 def ask_gpus(limit_s: float = _PATIENCE_S) -> tuple[list[dict[str, Any]], str]:
-    """(`name, memory_gib, driver, index, uuid` of each GPU of this machine, why these may not be all GPUs).
+    """Returns (`name, memory_gib, driver, index, uuid` of each GPU of this machine, why these may not be all GPUs).
 
     nvidia-smi lists NVIDIA's. If it surely lists none, AMD's count (`core.runs.amd_gpus`); these are always known, as
     the kernel lists them. A card's memory is None if nvidia-smi does not know it, as for unified memory. If nvidia-smi

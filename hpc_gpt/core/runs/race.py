@@ -63,7 +63,7 @@ def is_race(run: RunFolder) -> bool:
 
 
 def read_rows(run: RunFolder) -> tuple[list[RaceRow], int]:
-    """(the rows, the number of rounds)."""
+    """Returns (the rows, the number of rounds)."""
     tables = read_stored(run.path / RACE)
     rows = [
         RaceRow(

@@ -238,7 +238,7 @@ class Record:
 
     @property
     def all_flags(self) -> list[tuple[str, str]]:
-        """(text, kind) of each flag."""
+        """Returns (text, kind) of each flag."""
         return list(zip(self.flags, self.flag_kinds, strict=True))
 
     @property

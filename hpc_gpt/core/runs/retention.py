@@ -32,8 +32,8 @@ class Retention:
     def sort_out(
         self, folder: Path, newest: int, wanted: Collection[int] = (), is_sound: Callable[[Path], bool] = has_all_bytes
     ) -> list[tuple[Path, str]]:
-        """(path, why it is kept; empty if it may go) of each checkpoint up to the step `newest`, newest first, and of
-        the damaged ones that are older than all that count towards `keep_last`, of which 0 means none here.
+        """Returns (path, why it is kept; empty if it may go) of each checkpoint up to the step `newest`, newest first,
+        and of the damaged ones that are older than all that count towards `keep_last`, of which 0 means none here.
 
         A checkpoint that is not sound does not count. While fewer than `keep_last` count, it stays: a resume renames
         it. `wanted`: steps that other runs need.

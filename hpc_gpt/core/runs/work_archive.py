@@ -146,7 +146,8 @@ def _is_credential(path: Path, name: str) -> bool:
 
 
 def _left_out(root: Path, names: frozenset[str], logs: Path) -> tuple[dict[str, int], bool]:
-    """({first part of a name: bytes} of the files below a folder that are not in `names`, whether all were counted)."""
+    """Returns ({first part of a name: bytes} of the files below a folder that are not in `names`, whether all were
+    counted)."""
     until = time.monotonic() + _COUNTS_S
     sizes: dict[str, int] = {}
     for parent, folders, files in os.walk(root):

@@ -346,7 +346,7 @@ def as_noted(command: str) -> str:
 
 
 def _newest(line: Mapping[str, Any], noted: Collection[str], listed: str) -> tuple[str, str]:
-    """(id, cluster) of the newest job with the command of a lost submission, without the `noted` ids."""
+    """Returns (id, cluster) of the newest job with the command of a lost submission, without the `noted` ids."""
     element, script = str(line.get("element") or ""), str(line.get("script"))
     newest, cluster = ("", ""), ""
     for row in listed.splitlines():

@@ -89,6 +89,6 @@ def as_given(environ: bytes) -> dict[bytes, bytes]:
 
 def own_job() -> tuple[bytes, bytes]:
     """The Slurm job of this process, as by `process.job_of`; for a job script on this machine, the job of `submit`."""
-    from hpc_gpt.core.process import job_of  # here, as a script's start loads this module
+    from hpc_gpt.core.process import job_of  # imported here, as a script's start loads this module
 
     return job_of("self", as_given(b"\0".join(b"%b=%b" % pair for pair in os.environb.items())))

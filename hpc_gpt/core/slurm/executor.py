@@ -37,7 +37,7 @@ from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.sbatch_words import chosen_clusters, read_call
 
 ARRAY_SCRIPT = "array.sh"
-ARRAY_OUTPUT = "%a/slurm-%A_%a.out"  # in a folder with a link for each run
+ARRAY_OUTPUT = "%a/slurm-%A_%a.out"  # below a folder with a link for each run
 # If sbatch got no answer, its job is searched for so many times the patience with Slurm.
 _TIMES = 4
 _POLL_S = 0.5
@@ -176,7 +176,7 @@ def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, options: 
 
     Each job is noted in the run's submissions.jsonl. Raises JobRefused or SlurmUnreachable if the first was refused.
     """
-    output = "slurm-%j.out"  # has what the script prints before its attempt's folder exists
+    output = "slurm-%j.out"  # it gets what the script prints before its attempt's folder exists
     if resolved.script is not None:
         later = options if job_ids(run) else ()  # job.sh has the options of the first submission
         if run.sweep_id is None:

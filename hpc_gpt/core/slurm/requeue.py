@@ -16,7 +16,7 @@ class Requeue:
     flag = "--requeue"
     # Whether all jobs of a chain are submitted at once, so that their number must be known first.
     at_once = False
-    # How a job follows another one, for the forecast; and the flags of sbatch that the dry run shows.
+    # Words for how a job follows another one, in the forecast; and the flags of sbatch that the dry run shows.
     follows = " by requeue"
     shown = ""
 

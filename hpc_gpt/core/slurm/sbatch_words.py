@@ -46,7 +46,7 @@ def read_options(line: Sequence[str]) -> Iterator[Option]:
 
 
 def read_call(line: Sequence[str], options: Options) -> tuple[dict[str, str], list[str]]:
-    """({long name: value or ""}, the arguments after the options) in a call of one of Slurm's commands.
+    """Returns ({long name: value or ""}, the arguments after the options) in a call of one of Slurm's commands.
 
     >>> read_call(["-n4", "-K", "--nodes=2", "bash", "-l"], options_of("srun"))
     ({'ntasks': '4', 'kill-on-bad-exit': '', 'nodes': '2'}, ['bash', '-l'])

@@ -133,7 +133,7 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def assignment(line: str) -> tuple[str, str, bool] | None:
-    """(name, value without quotes, whether it can contain variables) of `NAME=value`; None for other lines."""
+    """Returns (name, value without quotes, whether it can contain variables) of `NAME=value`; None for other lines."""
     begin = _ASSIGNED.match(line[:_LONGEST])
     if begin is None:
         return None

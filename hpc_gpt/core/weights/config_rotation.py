@@ -17,8 +17,8 @@ _OTHER_POSITIONS = 32768
 
 
 def read_rotation(keys: Keys, kind: str) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling), spelled as in transformers 4 or 5. If a file has the dicts of both, they must agree. The
-    scaling of a family in `ANY_SCALING` is left out."""
+    """Returns (theta, scaling), spelled as in transformers 4 or 5. If a file has the dicts of both, they must agree.
+    The scaling of a family in `ANY_SCALING` is left out."""
     if kind not in IN_PART:
         keys.must_be("partial_rotary_factor", 1, 1.0, None)
     theta = keys.take("rope_theta", float, _THETAS.get(kind, 1e4))
@@ -33,8 +33,8 @@ def read_rotation(keys: Keys, kind: str) -> tuple[float, RopeScaling | None]:
 def _read_in(
     keys: Keys, kind: str, name: str, values: Mapping[str, Any], theta: float
 ) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling) as in transformers' `standardize_rope_params`: theta of the dict precedes that of the file,
-    while original positions of the file precede those of the dict."""
+    """Returns (theta, scaling) as in transformers' `standardize_rope_params`: theta of the dict precedes that of the
+    file, while original positions of the file precede those of the dict."""
     rotation = values.get("rope_type", values.get("type", "default"))
     if kind in ANY_SCALING:
         rotation = "default"

@@ -216,7 +216,7 @@ def _weight_map(file: Path, content: bytes) -> dict[str, str]:
 
 
 def _read_header(file: Path) -> tuple[str, dict[str, StoredWeight]]:
-    """(SHA-256 of the header, the weights). Raises ConfigError for an incomplete file."""
+    """Returns (SHA-256 of the header, the weights). Raises ConfigError for an incomplete file."""
     with OsErrorAs(ConfigError, str(file), _AGAIN), file.open("rb") as opened:
         size, length = file.stat().st_size, int.from_bytes(opened.read(8), "little")
         if not 2 <= length <= min(_LONGEST_HEADER, size - 8):

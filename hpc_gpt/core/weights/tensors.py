@@ -78,7 +78,7 @@ class SliceReader:
         self._files.clear()
 
     def _parts(self, name: str) -> tuple[int, list[WeightPart]]:
-        """(rows, parts) of a parameter. It is read in small pieces, and may have hundreds of parts."""
+        """Returns (rows, parts) of a parameter. It is read in small pieces, and may have hundreds of parts."""
         if self._last is None or self._last[0] != name:
             size = size_of(self._shape, name)
             rows = math.prod(size[:-1]) if len(size) == 3 else size[0]

@@ -147,7 +147,7 @@ def _take_lock(run: RunFolder, own_job: str, slurm: SlurmStates) -> str:
 
     try:
         taker = script_holder(own_job)
-        if own_job and lock.holder(run) != taker:  # at a restart in the job it has it
+        if own_job and lock.holder(run) != taker:  # at a restart in the job the taker has it already
             lock.take(run, taker, is_gone)
     except lock.RunLocked as fault:
         job_id = (holder := lock.holder(run)) and holder.slurm_job
@@ -230,7 +230,7 @@ def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdi
 def _leave(run: RunFolder, attempt: Attempt, why: str) -> str:
     """Returns the line for a job of a run that is done, and removes its attempt, which trained nothing."""
     job_id = attempt.job_id
-    print(f"not started: {why}", file=sys.stderr, flush=True)  # into the log, which is removed with the attempt
+    print(f"not started: {why}", file=sys.stderr, flush=True)  # it goes to the log, which is removed with the attempt
     output = run.path / f"slurm-{job_id}.out"
     with contextlib.suppress(OSError):
         if output.is_file():

@@ -160,7 +160,7 @@ def send_event(
     line = json.dumps(finite(event_keys(run, resolved, attempt, event, slow))) + "\n"
     try:
         fault = _run_command(notify.argv, line, notify.timeout_s)
-    except OSError as refused:  # of the program, or of a full disk for temporary files
+    except OSError as refused:  # raised by the program's start, or by a full disk for temporary files
         fault = f"{notify.argv[0]} cannot be started: {refused.strerror}"
     if fault:
         print(f"notify: {event}: {fault}", flush=True)
@@ -219,7 +219,7 @@ def _run_command(argv: Sequence[str], line: str, timeout_s: float) -> str:
 def send_beside(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
     """Sends what earlier attempts could not send, then the first step. Ends with the ranks, or with its parent."""
     parent = os.getppid()
-    local = resolved.cluster.scheduler == "local"  # none of their scripts is left to send it
+    local = resolved.cluster.scheduler == "local"  # no script of an earlier attempt is left to send its event
     started = float(attempt.started().get("started") or time.time())
     for before in run.before(attempt):
         verdict = before.verdict()

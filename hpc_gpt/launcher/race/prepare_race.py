@@ -169,7 +169,7 @@ def _submit_line(request: Request, row: PreparedRow, by_name: bool) -> str:
     for key, value in {**settings, **({} if by_name else row.keys)}.items():
         text = "" if value is None else value if isinstance(value, str) else toml_value(value)
         if parse_override(f"{key}={text}") != (key, value):
-            text = toml_value(value)  # a text that would be read as a number
+            text = toml_value(value)  # quoted, as the text would be read as a number
         words += ["--set", f"{key}={text}"]
     return hide_secrets(shlex.join(words))
 

@@ -136,8 +136,8 @@ def copy_tail(path: Path, lines: int | None, out: Output) -> int:
 
 
 def _place_of_tail(file: BinaryIO, lines: int) -> tuple[int, int]:
-    """(begin of the last `lines` lines, end of the file). Looks at the last 64 MiB; the carriage returns of a progress
-    bar end lines, too."""
+    """Returns (begin of the last `lines` lines, end of the file). Looks at the last 64 MiB; the carriage returns of a
+    progress bar end lines, too."""
     count, size, later = 0, None, b""
     for begin, block in blocks_from_end(file):
         size = begin + len(block) if size is None else size

@@ -98,7 +98,7 @@ def read_restarts(attempts: Sequence[Attempt], live: bool) -> Restarts | None:
     spans = [_read(attempt, now if live and attempt == counted[-1] else None) for attempt in counted]
     stretches: list[_AttemptSpan] = []
     for span in spans:
-        if span is not None and span.in_job and stretches:  # the job waited for it with its GPUs
+        if span is not None and span.in_job and stretches:  # during the pause the job kept its GPUs
             stretches[-1] = replace(stretches[-1], ended=max(stretches[-1].ended, span.began))
         stretches += [span] if span is not None else []
     if len(stretches) < 2:

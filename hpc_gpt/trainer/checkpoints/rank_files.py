@@ -248,7 +248,7 @@ class _TensorPlace:
 
 
 def _remove_tensors(state: Any) -> tuple[Any, list[Tensor]]:
-    """(a copy of the state with a `_TensorPlace` in place of each tensor, the distinct tensors)."""
+    """Returns (a copy of the state with a `_TensorPlace` in place of each tensor, the distinct tensors)."""
     tensors: list[Tensor] = []
     seen: dict[tuple[Any, ...], _TensorPlace] = {}
 

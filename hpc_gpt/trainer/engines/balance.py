@@ -123,6 +123,6 @@ class Balance:
 
 
 def read_biases(folder: Path) -> list[tuple[str, Tensor]]:
-    """(full name, value) of each choice bias in a checkpoint of any layout."""
+    """Returns (full name, value) of each choice bias in a checkpoint of any layout."""
     files = [load_safely(path) for path in sorted(folder.glob("balance-*.pt"))]
     return [(name, bias) for file in files for name, bias in file.items()]

@@ -124,7 +124,7 @@ class CommandRank(ForeignRank):
         return [fill(word, values) for word in (*command.run, *shlex.split(resume))]
 
     def _begin(self) -> tuple[Path, Path | None, int]:
-        """(folder, checkpoint, its step), which the first task determines for all tasks."""
+        """Returns (folder, checkpoint, its step), which the first task determines for all tasks."""
         path = self._attempt.folder / _BEGUN
         if self._place.rank == 0:
             folder = self._ready_folder()

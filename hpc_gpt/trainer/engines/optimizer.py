@@ -33,7 +33,7 @@ def build_optimizer(train: Train, parameters: Iterable[nn.Parameter]) -> torch.o
 
 
 def by_decay(parameters: Iterable[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """(matrices and embeddings, which decay; biases and norms, which have one dimension and do not decay)."""
+    """Returns (matrices and embeddings, which decay; biases and norms, which have one dimension and do not decay)."""
     parameters = list(parameters)
     return [one for one in parameters if _dimensions(one) >= 2], [one for one in parameters if _dimensions(one) < 2]
 

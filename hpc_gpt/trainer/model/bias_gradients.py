@@ -59,14 +59,15 @@ class _Split(torch.autograd.Function):
 
 @torch.library.custom_op("hpc_gpt::gelu_gradient", mutates_args=())
 def gelu_gradient(slopes: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """(`slopes` times GELU's derivative at `outputs`, [..., width]; its sums over all but the last axis, in fp32)."""
+    """Returns (`slopes` times GELU's derivative at `outputs`, [..., width]; its sums over all but the last axis, in
+    fp32)."""
     gradient = torch.ops.aten.gelu_backward(slopes, outputs, approximate="tanh")
     return gradient, _column_sums(gradient)
 
 
 @torch.library.custom_op("hpc_gpt::join_gradients", mutates_args=())
 def join_gradients(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """(the three [..., width] side by side, [..., 3 x width]; its sums over all but the last axis, in fp32)."""
+    """Returns (the three [..., width] side by side, [..., 3 x width]; its sums over all but the last axis, in fp32)."""
     gradient = torch.cat([query, key, value], -1)
     return gradient, _column_sums(gradient)
 

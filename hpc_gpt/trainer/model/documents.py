@@ -108,8 +108,9 @@ def packed(
 
 
 def packed_kernel(parameters: Any) -> tuple[dict[str, Any], bool]:
-    """(arguments for causal attention, whether it takes grouped queries) of `torch.nn.attention.varlen.varlen_attn`
-    with these parameters. Until torch 2.10 it had `is_causal`; then `window_size` took its place."""
+    """Returns (arguments for causal attention, whether it takes grouped queries) of
+    `torch.nn.attention.varlen.varlen_attn` with these parameters. Until torch 2.10 it had `is_causal`; then
+    `window_size` took its place."""
     options: dict[str, Any] = {"is_causal": True} if "is_causal" in parameters else {"window_size": (-1, 0)}
     groups = "enable_gqa" in parameters
     return (options | {"enable_gqa": True} if groups else options), groups

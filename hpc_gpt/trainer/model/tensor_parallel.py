@@ -39,7 +39,7 @@ class Split:
         return torch.cat(pieces, self.dim)
 
     def ranges(self, length: int, rank: int, size: int) -> list[tuple[int, int]]:
-        """(begin, length) of each piece that `shard` joins, in a full tensor that has `length` along `dim`."""
+        """Returns (begin, length) of each piece that `shard` joins, in a full tensor that has `length` along `dim`."""
         parts = [length // self.parts] * self.parts if isinstance(self.parts, int) else list(self.parts)
         begins = [sum(parts[:number]) for number in range(len(parts))]
         return [(begin + rank * (rows // size), rows // size) for begin, rows in zip(begins, parts, strict=True)]
@@ -341,7 +341,7 @@ class VocabParallelHead(VocabParallelEmbedding):
 
 
 def local_index(tokens: Tensor, start: int, rows: int) -> tuple[Tensor, Tensor]:
-    """(row in this rank's share, 0 for a token in another share; whether the token is in this share)."""
+    """Returns (row in this rank's share, 0 for a token in another share; whether the token is in this share)."""
     index = tokens - start
     is_local = (index >= 0) & (index < rows)
     return index.masked_fill(~is_local, 0), is_local

@@ -17,7 +17,7 @@ _LEAST = tl.constexpr(-3.0e38)
 
 @triton.jit
 def _read_row(base, REAL: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr):
-    """(largest, sum of the exponentials) over a row's first REAL columns."""
+    """Returns (largest, sum of the exponentials) over a row's first REAL columns."""
     top = tl.full((), _LEAST, tl.float32)
     total = tl.full((), 0.0, tl.float32)
     for start in tl.range(0, ROWS, BLOCK, num_stages=STAGES):

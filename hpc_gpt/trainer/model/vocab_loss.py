@@ -84,8 +84,8 @@ class _SplitCrossEntropy(torch.autograd.Function):
 def split_softmax(
     scores: Tensor, targets: Tensor, real: int, tp: TensorParallel
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """(losses, exponentials, their totals, `local_index` of the targets) from scores [..., rows / tp] in fp32, targets
-    [...].
+    """Returns (losses, exponentials, their totals, `local_index` of the targets) from scores [..., rows / tp] in fp32,
+    targets [...].
 
     The exponentials overwrite `scores`, and are zero from row `real` on. The losses and totals are over the group.
     """

@@ -125,7 +125,7 @@ class Probe:
 
     @property
     def lost(self) -> list[tuple[str, str]]:
-        """(node, why) for each rank that failed in its transfers."""
+        """Returns (node, why) for each rank that failed in its transfers."""
         failed = [(node, self.reports[node].failed.get(local)) for node, local in self.places]
         return [(node, why) for node, why in failed if why is not None]
 

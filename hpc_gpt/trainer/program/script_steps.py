@@ -98,6 +98,7 @@ def _sizes(job: Mapping[str, str | None], values: Mapping[str, str]) -> Sizes:
 
 
 def gpus_of_steps(text: str, job: Mapping[str, str | None]) -> tuple[int, int]:
-    """(the most GPUs that a step of the script has on a node, the line of that step); (0, 0) if no step names GPUs."""
+    """Returns (the most GPUs that a step of the script has on a node, the line of that step); (0, 0) if no step names
+    GPUs."""
     steps = [(step.sizes.gpus, step.line) for step in steps_of(text, job)]
     return max(steps, key=lambda step: step[0], default=(0, 0)) if any(gpus for gpus, _ in steps) else (0, 0)

@@ -198,8 +198,8 @@ _SM = 1
 
 
 def read_clock(index: int) -> tuple[float | None, str]:
-    """(clock in MHz of the GPU that is number `index` of this process's, the driver's reasons if it holds that down);
-    (None, "") without a driver."""
+    """Returns (clock in MHz of the GPU that is number `index` of this process's, the driver's reasons if it holds that
+    down); (None, "") without a driver."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         handle = dict(enumerate(_handles(nvml))).get(index)

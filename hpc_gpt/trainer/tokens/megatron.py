@@ -42,7 +42,7 @@ _REBUILD = "copy both files again, or make them again: hpc-gpt data SOURCE -o PR
 
 
 def paths(prefix: Path) -> tuple[Path, Path]:
-    """(.bin, .idx) of a prefix."""
+    """Returns (.bin, .idx) of a prefix."""
     return prefix.with_name(prefix.name + ".bin"), prefix.with_name(prefix.name + ".idx")
 
 

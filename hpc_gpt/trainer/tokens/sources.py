@@ -78,7 +78,8 @@ def text_files(source: Path, parquet: bool = False) -> list[Path]:
 
 
 def listed_files(folder: Path, parquet: bool = False) -> list[tuple[Path, str]]:
-    """(file, why it is left out; empty if it is read) for the files of a folder, in the order of their paths."""
+    """Returns (file, why it is left out; empty if it is read) for the files of a folder, in the order of their
+    paths."""
     paths = sorted(folder.rglob("*"), key=lambda path: path.relative_to(folder).parts)
     return [(path, _left_out(folder, path, parquet)) for path in paths if path.is_file()]
 

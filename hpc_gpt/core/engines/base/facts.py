@@ -272,8 +272,8 @@ class EngineFacts(States):
         return {"dispatcher": "alltoall"} if self.trains_our_model and "ep" in self.axes else {}
 
     def overlaps(self, training: Training) -> tuple[tuple[str, ...], dict[str, Any]]:
-        """(arguments that hide communication without changing the arithmetic, the fields of a Training that they
-        change). A plan shows them beside the best layout, as the program may lack them."""
+        """Returns (arguments that hide communication without changing the arithmetic, the fields of a Training that
+        they change). A plan shows them beside the best layout, as the program may lack them."""
         return (), {}
 
     def with_chunks(self, engine: Engine, training: Training) -> Engine:
@@ -311,7 +311,8 @@ class EngineFacts(States):
         return 0.0
 
     def gathered(self, training: Training, gradients: bool = True) -> tuple[float, float]:
-        """(bytes in the layers' passes, bytes in the loss) of gathered weights; with `gradients`, also of theirs."""
+        """Returns (bytes in the layers' passes, bytes in the loss) of gathered weights; with `gradients`, also of
+        theirs."""
         return 0.0, 0.0
 
     def blocks_gathered(self, training: Training) -> int:
