@@ -25,7 +25,7 @@ _FITTED = tuple(entry for entry in fields(Constants) if "spread" in entry.metada
 NAMES = tuple(entry.name for entry in _FITTED)
 # The error of a good prediction of one row, as a logarithm; it weighs the rows against the constants' spread.
 _NOISE = 0.05
-_TAIL = 2.0  # a residual of so many times the noise has half the weight, a larger one less
+_TAIL = 2.0  # a residual of so many times the noise has half the weight of a small one
 _ROUNDS = 12
 _DIFFERENCE = 1e-3
 _TABLE = "calibration"

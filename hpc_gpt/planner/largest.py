@@ -82,7 +82,7 @@ def longest(question: Question, machine: Machine, constants: Constants = DEFAULT
     while length < _LONGEST and _fits(question, replace(question.shape, seq=2 * length), machine):
         length *= 2
     longer = replace(question.shape, seq=2 * length)
-    while length >= _SHORTEST:  # a length that fits may still be tight
+    while length >= _SHORTEST:  # the search may end at a length that fits, but tightly
         for seq in (length // 8 * eighths for eighths in range(15, 7, -1)):
             shape = replace(question.shape, seq=seq)
             if (searched := _with_room(question, shape, machine, constants)) is not None:

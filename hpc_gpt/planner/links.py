@@ -38,7 +38,7 @@ class Links:
             rate, latency = self.inside_b_s(members), (members - 1) * self.node_latency_s * 0.5
         else:
             inside = max(1, self.per_node // stride)  # members of one group on one node
-            groups = self.per_node / inside  # groups that leave a node, each with its share of the ports
+            groups = self.per_node / inside  # so many groups leave a node, each with its share of the ports
             rate = min(self.inside_b_s(inside), (network_b_s or self.network_b_s) / groups)
             # A tree over nodes, rings inside: the logarithm of the nodes, not their number.
             hops = math.log2(span / self.per_node + 1)

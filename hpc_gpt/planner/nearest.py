@@ -18,7 +18,7 @@ from hpc_gpt.planner.question import DIVIDES_NO_BATCH, NO_ENGINE, TP_SPANS, Ques
 from hpc_gpt.planner.search import Candidate, Searched, search, with_room
 from hpc_gpt.planner.step_time import predict_step
 
-_STEPS = 16  # numbers of nodes to try between one that is too small and twice as many
+_STEPS = 16  # so many numbers of nodes are tried between one that is too small and twice as many
 _DOUBLINGS = 6  # of a batch
 
 

@@ -8,7 +8,7 @@ from hpc_gpt.planner.search import KEPT, Candidate, Searched
 from hpc_gpt.planner.table import PARTS, does_not_fit, loses
 
 SCHEMA = 1
-_JSON_NAMES = {"sharded_optimizer": "distributed_optimizer"}  # its name in "settled" since the first version
+_JSON_NAMES = {"sharded_optimizer": "distributed_optimizer"}  # the JSON has had this other name since its first version
 # Fields of a Training by their names in the JSON; two differ.
 _JSON_FIELDS = ("tp", "pp", "dp", "micro_batch", "micro_batches", "global_batch", "zero_stage", "recompute", "offload",
                 "sequence_parallel", "sharded_optimizer", "chunks", "cp", "cp_exchange", "compiled", "loss_chunks",

@@ -99,7 +99,8 @@ class _StepModel:
         rates = Rates(self.machine, constants, training)
         head, kinds = head_s(training, rates), shape.kinds
         layers = [self._layer(training, rates, number) for number in range(len(kinds))]
-        later = shape.mtp_layers * (layers[-1].per_layer + head)  # further layers of the last stage, each with a head
+        # The last stage's layers for later tokens, each with a head.
+        later = shape.mtp_layers * (layers[-1].per_layer + head)
         first, most, at_end = _slowest(training, [layer.per_layer for layer in layers], head + later)
         layer = layers[0]
         if len(layers) > 1:
@@ -355,8 +356,8 @@ def _slowest(training: Training, per_layer: Sequence[float], head: float) -> tup
 
 
 def _stage_params(training: Training, counts: Sequence[int]) -> tuple[float, float]:
-    """Parameters of the first stage on one GPU, without positions and norms, which take hardly any time: (those of all
-    else, those of routed experts)."""
+    """Returns (parameters outside routed experts, parameters of routed experts) of the first stage on one GPU,
+    without positions and norms, which take hardly any time."""
     shape, params = training.shape, training.params_of_kinds
     copies = 1 if shape.tied or training.pp > 1 else 2
     of_experts = over_kinds(1, counts, [routed for _, routed in params])

@@ -15,7 +15,7 @@ from hpc_gpt.planner.question import DIVIDES_NO_BATCH
 from hpc_gpt.planner.search import NEAR, SLOW_LAYOUT, Candidate, Searched
 from hpc_gpt.planner.step_time import StepTime
 
-LINES = 7  # layouts that fit, and half as many that do not
+LINES = 7  # so many layouts that fit are listed, and half as many that do not
 
 
 class StepPart(NamedTuple):

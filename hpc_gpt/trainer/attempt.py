@@ -70,7 +70,8 @@ class StartClock:
         self._job_start = min(_job_start(attempt.started()) or self._process_start, self._process_start)
         # In a local run the script becomes this process (exec), so the process began before the script did its work.
         staging_s, until = _staging()
-        staging_s = staging_s if until > self._job_start else 0.0  # that of the attempt before, in the same job
+        # An earlier time is that of the attempt before in the same job.
+        staging_s = staging_s if until > self._job_start else 0.0
         until = max(until, self._process_start)
         self._ends = {"script": until - staging_s, "staging": until}
 
@@ -176,7 +177,7 @@ class Trainer:
                 curves.close(_FEW_S)
             raise
         if clock is not None and loop.step > progress.step:
-            clock.end("first_step")  # in an attempt of one step the loop does not call it
+            clock.end("first_step")  # the loop does not call it in an attempt of one step
         # Before all else: the calls below are collective, and may fail or be cut short.
         if ranks.is_first:
             write_end(self._run, self._attempt, end, self.step)

@@ -22,7 +22,7 @@ from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 
 TOKENS = 64
 LIMIT = 1e-4  # of the largest number compared
-MOST_FLIPS = 0.01  # of routing decisions; in fp32 some 1 in 10,000 fall otherwise
+MOST_FLIPS = 0.01  # the largest share of routing decisions that may differ; in fp32 about 1 in 10,000 does
 HINT = "do not train from it; does config.json belong to these weights?"
 
 

@@ -18,7 +18,7 @@ from hpc_gpt.core.sinks.wandb import Wandb
 from hpc_gpt.trainer.engines.protocol import BALANCE_FIGURES
 
 _TAGS = ("loss", "step_s", "tokens_per_s", "lr", "grad_norm", *BALANCE_FIGURES, "loss_eval", "skipped")
-_LONG_S = 1e6  # of a step whose TFLOPs are below every device's peak
+_LONG_S = 1e6  # seconds of a step so long that its TFLOPs are below every device's peak
 
 
 class Curves:

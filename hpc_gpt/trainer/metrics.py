@@ -44,7 +44,8 @@ class _Step:
     began: _Moment
     ended: _Moment
     time: float
-    losses_eval: dict[str | None, Tensor] = field(default_factory=dict)  # by source of a mixture; without one by None
+    # {source of a mixture: loss}; without a mixture the key is None.
+    losses_eval: dict[str | None, Tensor] = field(default_factory=dict)
     evaluated: _Moment | None = None  # the end of its evaluation
 
 

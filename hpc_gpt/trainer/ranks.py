@@ -363,7 +363,8 @@ def _client() -> TCPStore:
     """A connection of its own to the store: a shared one would wait for a blocking call of another thread."""
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=MEETING_S), wait_for_workers=False)
-    store.set_timeout(timedelta(seconds=30))  # many ranks connect at the same time, and ask one by one later
+    # The long limit was for connecting, which many ranks do at the same time; later they ask one by one.
+    store.set_timeout(timedelta(seconds=30))
     return store
 
 

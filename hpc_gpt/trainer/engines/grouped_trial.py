@@ -19,9 +19,11 @@ from hpc_gpt.trainer.engines.master_weights import HALF
 from hpc_gpt.trainer.model.experts import GroupedLinear, multiply_one_by_one, why_by_loop
 
 _ROWS = {"a group of one row": 1, "an empty group": 0, "a group of 129 rows": 129}
-_SHARE_OF_MEMORY, _COPIES = 0.01, 16  # at most, of the device's; matrices of a trial that are there at once, rounded up
-_NUMBERS_ON_CPU = 1 << 14  # in a matrix: a CPU's kernels do not depend on the widths
-_ROUNDINGS = 4  # between two orders of summation, in units of the dtype's last bit at the largest number
+# The largest share of the device's memory; how many matrices of a trial exist at once, rounded up.
+_SHARE_OF_MEMORY, _COPIES = 0.01, 16
+_NUMBERS_ON_CPU = 1 << 14  # numbers in a matrix: a CPU's kernels do not depend on its width
+# The largest difference of two orders of summation, in units of the dtype's last bit at the largest number.
+_ROUNDINGS = 4
 
 
 def try_grouped(resolved: Resolved, device: torch.device) -> None:

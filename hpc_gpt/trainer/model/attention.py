@@ -306,7 +306,7 @@ def last_mask(query: Tensor, key: Tensor) -> Tensor:
 
 
 def expand_heads(key: Tensor, value: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """Twice [batch, key heads, seq, width] -> [batch, heads, seq, width]: each head repeated for the queries that use
-    it."""
+    """Repeats each head of keys and of values for the queries that use it: [batch, key heads, seq, width] -> [batch,
+    heads, seq, width]."""
     groups = heads // key.shape[1]
     return key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)

@@ -88,8 +88,8 @@ class Documents:
 
 
 def masked(boundaries: Boundaries, rotation: Any, dtype: torch.dtype, part: SequencePart = WHOLE) -> Documents:
-    """Documents with a mask for torch's SDPA. `rotation` is the model's, or None; `part` are the rank's positions. The
-    mask is added to the scores: a boolean one would be converted to this at each call."""
+    """Documents with a mask for torch's SDPA. `rotation` is the model's, or None; `part` are the rank's positions.
+    The mask is a tensor that is added to the scores: SDPA would convert a boolean mask to that at each call."""
     starts = boundaries.starts
     places = torch.arange(starts.shape[1], device=starts.device)
     hidden = (places < starts[:, None, :, None]) | (places > places[:, None])

@@ -22,7 +22,7 @@ from hpc_gpt.trainer.model.collectives import apply
 from hpc_gpt.trainer.model.linear import SplitLinear
 
 FORWARD, BACKWARD = torch.float8_e4m3fn, torch.float8_e5m2
-# A smaller largest value counts as this, so that scales and products of two scales are finite, and zeros have a scale.
+# The least maximum from which a scale is computed: so scales, and products of two, are finite, and zeros have one.
 LEAST = 2.0**-60
 
 

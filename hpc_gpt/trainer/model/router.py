@@ -19,7 +19,7 @@ from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 
-_PLACES = 65521  # weights of places, a prime number of them
+_PLACES = 65521  # the weights of the places in a checksum; their number is prime
 _TINY = 1e-20  # added to a sum of sigmoids (DeepSeek-V3)
 
 
@@ -102,8 +102,8 @@ class Router(nn.Module):
         return scores / (scores.sum(-1, keepdim=True) + _TINY) if self.kind == "sigmoid" else scores
 
     def count(self, chosen: Tensor) -> Tensor:
-        """The tokens of each sample that each expert gets, [batch, experts], int64; over all ranks that have positions
-        of the samples."""
+        """Counts the tokens of each sample for each expert, [batch, experts], int64, over all ranks that have
+        positions of the samples."""
         samples, experts = chosen.shape[0], self.experts
         places = chosen.flatten(1) + experts * torch.arange(samples, device=chosen.device).unsqueeze(1)
         counts = torch.zeros(samples * experts, dtype=torch.int64, device=chosen.device)

@@ -72,7 +72,7 @@ class ActivationOffload(saved_tensors_hooks):
             return (tensor,)
         for parameter in self._module.parameters():
             if hasattr(parameter, "to_local"):
-                continue  # a DTensor: FSDP2 has not gathered this part of the module, so nothing has read it
+                continue  # left alone: FSDP2 has not gathered a DTensor, so nothing has read it
             if parameter.untyped_storage().data_ptr() == storage and storage:
                 offset = tensor.storage_offset() - parameter.storage_offset()
                 return parameter, tensor.shape, tensor.stride(), offset

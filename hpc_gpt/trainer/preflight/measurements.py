@@ -96,7 +96,7 @@ def figures_of_command(command: str | None) -> dict[str, Any]:
 
 def matmul_tflops(device: torch.device, dtype: str, size: int) -> float:
     """The rate of a product of square matrices with `size` rows in TFLOP/s; a product has 2 size^3 operations."""
-    # Not the default generator, which is part of the run's state.
+    # A generator of its own: the default one is part of the run's state.
     generator = torch.Generator(device).manual_seed(1)
     a = torch.randn(size, size, device=device, dtype=_DTYPES[dtype], generator=generator)
     out = torch.empty_like(a)

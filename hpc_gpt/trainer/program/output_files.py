@@ -20,11 +20,11 @@ from hpc_gpt.core.slurm.sbatch_words import expand_pattern
 
 # In the attempt's folder: [[name of the log, file to which it is copied], …].
 _COPIED = "copied.json"
-_MADE = "outputs.json"  # {"files": […]}, by which a report knows them
+_MADE = "outputs.json"  # {"files": […]}: a report knows by it which files are copies
 _MOST_BYTES = 16 << 20  # at most this much of a file is read at a time
 # If output comes faster than it can be read, all but its last bytes are skipped: the training must not wait for it.
 _KEPT_BYTES = 1 << 20
-_COMPARED = 256  # these bytes show whether a file is the one that was read before
+_COMPARED = 256  # so many bytes show whether a file is the one that was read before
 _ENDS_LINE = re.compile(rb"[\r\n]")
 
 

@@ -75,7 +75,7 @@ def said_by(lines: LiveLines, over: float | None = None) -> Said:
     over = time.monotonic() if over is None else over
     late = lines.end_failures()
     sure = [live for live in late if live.how != "words"]
-    if not lines.has_steps:  # only a program that failed last: after it the script has printed nothing
+    if not lines.has_steps:  # a program's failure counts only if the script has printed nothing after it
         sure = [live for live in sure if live.how != "program" or live.failure.place.line > lines.spoke_at]
     first = next((live for live in sure if not live.failure.echo), sure[0] if sure else None)
     message = (first or late[0]).failure.message if late else ""
@@ -282,7 +282,7 @@ class ForeignLog:
 
     def settle(self, now: float | None = None) -> None:
         """Counts a smaller number as the first step of another stage, if no line has contradicted it for seconds."""
-        if self._lock.acquire(blocking=False):  # otherwise lines are being taken, which settles it, too
+        if self._lock.acquire(blocking=False):  # else another thread takes lines, which settles it, too
             try:
                 now = time.monotonic() if now is None else now
                 if rows := self._numbers.settle(now):

@@ -59,7 +59,7 @@ from hpc_gpt.trainer.supervision.stacks import stack_of
 from hpc_gpt.trainer.supervision.watchdog import Watchdog
 
 _TURN_S = 0.2
-_STRETCH = (10, 50)  # turns: over fewer turns, the time of a turn would be measured instead of a step's
+_STRETCH = (10, 50)  # looks at the log: over fewer of them, the time of a look would be measured instead of a step's
 _LOOK_S = 1.0
 _LEAD_S = 120
 _LAST_LINES_S = 4.0  # job.sh waits longer
@@ -131,7 +131,7 @@ class ScriptWatch:
             self._heart.at_total = has_last_line(self._attempt, self._resolved.train.steps)
         watchdog.start()
         while is_alive(self._body, self._began):
-            if self._globs and not self._found:  # at once, as lines are timed by when they come
+            if self._globs and not self._found:  # read at once, as lines are timed by when they come
                 self._find_elsewhere()
             self._take_lines()
             self._look()
@@ -340,7 +340,8 @@ class ScriptWatch:
 
     def _kill(self) -> None:
         seen = self._tree.look(at_once=True).seen
-        for pid in sorted(seen, key=lambda pid: (int(seen[pid]), pid)):  # the oldest first: a shell starts nothing more
+        # Signalled oldest first, so a shell starts nothing more.
+        for pid in sorted(seen, key=lambda pid: (int(seen[pid]), pid)):
             send(pid, seen[pid], signal.SIGKILL)
 
     # --- hangs

@@ -32,11 +32,11 @@ from hpc_gpt.core.settings.experiment import Command
 from hpc_gpt.trainer.supervision.heartbeat import LEAVING, PATIENT, Heartbeat
 
 OUTPUT, FILES, CPU, GPU = "output", "files that grow", "CPU work", "GPU work"
-# From this load on it counts as work: a share of a core, and percent of a GPU.
+# A process works if its load is above this: a share of a core, or percent of a GPU.
 _CORE, _GPU = 0.05, 5.0
 # A CPU's work is measured over this time: over a shorter one, a moment of housekeeping would count as work.
 _OVER_S = 5.0
-_READ_S = 15.0  # a reading of the GPUs may be this old
+_READ_S = 15.0  # seconds: an older reading of the GPUs counts as none
 _LOOK_S = 1.0
 # A process that is younger than this when a step is read may have started after the step was printed.
 _OLDER_S = 0.5
@@ -112,7 +112,7 @@ class Processes:
         self._started_s = tuple(
             int(started) / each_s
             for pid, started in seen.items()
-            if stats[pid][0] == "T"  # somebody has stopped it; a shell counts, too, as it does not wait then
+            if stats[pid][0] == "T"  # a signal has stopped it; then a shell counts, too, as it does not wait
             or ((pid, started) not in self._above and _program_of(pid) not in BESIDE)
         )
         ticks = {pid: int(stats[pid][11]) + int(stats[pid][12]) for pid in seen}

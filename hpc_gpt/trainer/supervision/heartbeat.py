@@ -24,7 +24,7 @@ from hpc_gpt.core.runs.slow_ranks import Probe
 
 STARTING, COMPILING, TRAINING = "starting", "compiling", "training"
 EVALUATING, SAVING, LEAVING = "evaluating", "saving", "leaving"
-# In the order in which ranks reach them within a step.
+# The phases in the order in which ranks reach them within a step.
 PHASES = (STARTING, COMPILING, TRAINING, EVALUATING, SAVING, LEAVING)
 # The phases' numbers. A rank that compiles and one that trains may be at the same step, so both have one number.
 _ORDER = {phase: PHASES.index(TRAINING if phase == COMPILING else phase) for phase in PHASES}
@@ -37,7 +37,7 @@ WARM_UP = 2
 _KEPT = 50
 # This many ranks of a large run watch the others at a time; this many of the first ranks begin a second apart.
 _WATCHERS, _FIRST = 4, 8
-# The fractions of its multiples are spread evenly between 0 and 1, however many there are.
+# The golden ratio: the fractional parts of its multiples are spread evenly between 0 and 1, however many there are.
 _GOLDEN = 0.6180339887
 # At most this many ranks or nodes are named in a message.
 _SHOWN = 8

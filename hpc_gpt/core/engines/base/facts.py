@@ -72,16 +72,17 @@ class EngineFacts(States):
 
     # --- what it is
     order: ClassVar[int] = 100  # the place in lists
-    plan_order: ClassVar[int] = 100  # of equally fast engines, the plan takes the first
-    packages: ClassVar[tuple[str, ...]] = ("torch",)  # those that its ranks need beside the launcher's
-    trains_our_model: ClassVar[bool] = True  # else its model, or its loss, belongs to another program
+    plan_order: ClassVar[int] = 100  # of equally fast engines the plan takes the one with the lowest number
+    packages: ClassVar[tuple[str, ...]] = ("torch",)  # the packages that its ranks need in addition to the launcher's
+    trains_our_model: ClassVar[bool] = True  # whether it trains our model with our loss, not another program's
     is_program: ClassVar[bool] = False  # whether the job starts another program instead of our trainer
-    takes_command: ClassVar[bool] = False  # any program, by [command]
+    takes_command: ClassVar[bool] = False  # whether it starts the program of [command]
 
     # --- what it splits, and its switches in [engine]
-    axes: ClassVar[frozenset[str]] = frozenset()  # besides dp
+    axes: ClassVar[frozenset[str]] = frozenset()  # the axes that it can split besides dp
     shape_parts: ClassVar[frozenset[str]] = frozenset()  # `special_keys` of shapes that it trains, too
-    has_replicas: ClassVar[bool] = False  # shards within groups of layout.shard ranks, which hold replicas
+    # Whether it can shard within groups of layout.shard ranks, each of which holds a replica.
+    has_replicas: ClassVar[bool] = False
     cp_exchanges: ClassVar[tuple[CpExchange, ...]] = ("heads", "keys")  # values of engine.cp_exchange
     zero_stages: ClassVar[tuple[int, ...]] = (0,)
     default_stage: ClassVar[int] = 0
@@ -106,20 +107,22 @@ class EngineFacts(States):
     # --- its checkpoints
     converts: ClassVar[frozenset[str]] = frozenset()  # keys in which a checkpoint may differ from the run that resumes
     loads_checkpoints_of: ClassVar[frozenset[str]] = frozenset()  # other engines
-    saves_weights_again: ClassVar[bool] = False  # in addition to the fp32 master weights
+    # Whether it saves 16-bit weights, too, not the fp32 master weights alone.
+    saves_weights_again: ClassVar[bool] = False
 
     # --- memory and time
     counts_evaluation: ClassVar[bool] = True  # whether an evaluation is predicted as our loop does it
     has_dropout: ClassVar[bool] = False
-    has_fused_kernels: ClassVar[bool] = False  # kernels of its own for norms, activations and residuals
-    has_fused_gate: ClassVar[bool] = False  # the gate and its product in one kernel
-    has_composed_gelu: ClassVar[bool] = False  # GELU is composed of products and a tanh, each of which keeps its inputs
-    selects_operators: ClassVar[bool] = False  # selective recomputation by operator, as in torchtitan
-    scatters_outputs: ClassVar[bool] = False  # each tensor-parallel rank sends its part to the next stage
-    keeps_partitioned_outputs: ClassVar[bool] = False  # outputs that wait for their gradients are divided by tp
-    gathers_one_by_one: ClassVar[bool] = False  # ZeRO-3 gathers each parameter by itself
-    overlaps_reduction: ClassVar[bool] = False  # gradients are reduced during the backward pass
-    has_chunks: ClassVar[bool] = False  # interleaved chunks of a pipeline stage
+    has_fused_kernels: ClassVar[bool] = False  # whether it has kernels of its own for norms, activations and residuals
+    has_fused_gate: ClassVar[bool] = False  # whether one kernel computes the gate and its product
+    # Whether GELU is a chain of products and a tanh, each of which keeps its inputs.
+    has_composed_gelu: ClassVar[bool] = False
+    selects_operators: ClassVar[bool] = False  # whether selective recomputation chooses operators, as in torchtitan
+    scatters_outputs: ClassVar[bool] = False  # whether each tensor-parallel rank sends only its part to the next stage
+    keeps_partitioned_outputs: ClassVar[bool] = False  # whether tp divides the outputs that wait for their gradients
+    gathers_one_by_one: ClassVar[bool] = False  # whether ZeRO-3 gathers each parameter by itself
+    overlaps_reduction: ClassVar[bool] = False  # whether gradients are reduced during the backward pass
+    has_chunks: ClassVar[bool] = False  # whether a pipeline stage can have interleaved chunks
 
     @property
     def has_zero(self) -> bool:
@@ -183,7 +186,8 @@ class EngineFacts(States):
         return None
 
     def refuse_program(self, why: str, hint: str) -> None:
-        """Raises ConfigError if the engine starts a user's own program; `why`: what cannot be done with that."""
+        """Raises ConfigError if the engine starts a user's own program. `why`: the end of the message, which says
+        what such a program prevents."""
         if self.takes_command:
             raise ConfigError(f"engine {self.name} starts a program of your own: {why}", hint)
 

@@ -58,25 +58,26 @@ class Training:
     stage_layers: tuple[int, ...] | None = None  # None: as even as possible
     compiled: bool = False  # torch.compile fuses the passes over activations
     compiled_loss: bool = False  # our own loss is compiled, too
-    compiled_head: bool = False  # together with the head, so that the gradient of the logits overwrites them
+    # The loss is compiled together with the head, so the gradient of the logits overwrites them.
+    compiled_head: bool = False
     document_mask: bool = False  # attention adds seq x seq numbers per sample to its scores
     activations_on_host: bool = False  # activations for the backward pass are in the host's memory
-    optimizer_mode: OptimizerMode = "fused"  # for states on the GPU; the host updates what is offloaded
+    optimizer_mode: OptimizerMode = "fused"  # how states on the GPU are updated; the host updates offloaded ones
     loss_chunks: int = 1  # pieces in which logits are computed, and recomputed in the backward pass
     one_pass_loss: bool = False  # our loss computes its gradients in the same pass: nothing is recomputed
-    keep_residuals: bool = False  # compiled, the residual after attention is kept instead of the terms of its sum
-    fused_bias_gradients: bool = False  # gradients of QKV and GELU are not read again for those of their biases
+    keep_residuals: bool = False  # a compiled layer keeps the residual after attention, not the terms of its sum
+    fused_bias_gradients: bool = False  # the kernels of QKV's and GELU's gradients also sum up those of the biases
     # How it runs, which the layout does not show.
     cp_exchange: CpExchange = "heads"
     matmul: Matmul = "none"
-    attention: AttentionKernel = "te"  # the kernel, if `flash`; te: the best one on the device
-    grad_sum: GradSum | None = None  # format of gradients summed, kept and reduced; None: as the engine does
+    attention: AttentionKernel = "te"  # the kernel's name if `flash`; te: the best one on the device
+    grad_sum: GradSum | None = None  # number format in which gradients are summed, kept and reduced; None: the engine's
     dp_overlap: bool = False  # gradients are reduced, and sharded parameters gathered, during the passes
-    gathers_wait: bool = False  # except those gathers
+    gathers_wait: bool = False  # but gathers of parameters wait (an exception to dp_overlap)
     tp_overlap: bool = False  # communication of tensor parallelism overlaps its matrix products
     fused_loss: Loss | None = None  # None: as the engine does
     edges_as_layers: bool = False  # embedding and head each take a layer's place in the split over stages and chunks
-    states: HeldAs | None = None  # bytes per parameter: 2 + 12, 4 + 8, or 2 + 4; None: as the engine does
+    states: HeldAs | None = None  # how a parameter is held, in bytes: 2 + 12, 4 + 8, or 2 + 4; None: as the engine does
     offloaded_layers: int = 0  # layers whose activations are copied to the host
     whole_gradients: bool = False  # ZeRO-2 and -3 reduce only after the last micro-batch
     gather_blocks: int | None = None  # layers whose shards are gathered together; None: by their size
@@ -84,8 +85,8 @@ class Training:
     ep_outside_dp: bool = False  # ep is an axis of its own, whose ranks read the same samples
     dispatcher: Dispatcher | None = None  # how tokens are sent to their experts; None: one copy to each node
     routing: Routing = "real"  # forced balance: every expert gets equally many tokens
-    dropless: bool = True  # false: each expert has a capacity, the mean, and tokens above it are dropped
-    padded_experts: bool = False  # their products are one batch, each padded to the rows of the largest
+    dropless: bool = True  # if false, tokens above an expert's capacity, the mean, are dropped
+    padded_experts: bool = False  # experts are multiplied in one batch, each padded to the rows of the largest
     ep_overlap: bool = False  # tokens are sent beside the passes of another micro-batch
     cuda_graphs: tuple[CudaGraph, ...] = ()  # parts of a layer that are launched as one graph
 
@@ -163,7 +164,7 @@ class Training:
     @property
     def of_experts(self) -> "Training":
         """This training with the layout of its experts: dp is the number of an expert's replicas."""
-        of_experts = object.__new__(Training)  # a search asks for thousands, which need no check
+        of_experts = object.__new__(Training)  # made without __init__: a search asks for thousands, which need no check
         degrees = {"dp": self.expert_replicas, "cp": 1, "ep": 1, "etp": None, "ep_outside_dp": False}
         of_experts.__dict__.update(vars(self) | degrees)
         return of_experts
@@ -223,11 +224,13 @@ class States:
     has_dropout: ClassVar[bool] = True
     # Whether a layer's operators run one by one, without fused kernels; None: as in the engine.
     is_unfused: ClassVar[bool | None] = None
-    synchronizations: ClassVar[float] = 1.0  # per step, relative to DeepSpeed as its documentation configures it
-    scales_first: ClassVar[bool] = False  # FP8 products: each cast first finds its scale, in a pass of its own
+    # Synchronizations in a step, as a multiple of DeepSpeed's in its documented configuration.
+    synchronizations: ClassVar[float] = 1.0
+    scales_first: ClassVar[bool] = False  # whether each cast to FP8 first finds its scale in a pass of its own
     # PyTorch's FSDP, whose hooks gather, and its context_parallel: a ring of every head's keys, summed by operators.
     is_pytorchs: ClassVar[bool] = False
-    splits_by_dtensor: ClassVar[bool] = False  # over tp by PyTorch's parallel styles, which dispatch operators again
+    # Whether tp is by PyTorch's parallel styles, which dispatch operators again.
+    splits_by_dtensor: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
         """Names the class by its module."""
