@@ -38,12 +38,13 @@ def render(request: Request, folder: Path | None) -> None:
         # A script of the user's own may have bytes that are not UTF-8.
         click.echo(prepared.script.encode(errors="surrogateescape"), nl=False)
         return
+    from hpc_gpt.launcher.notes import notes_of_rows
     from hpc_gpt.launcher.sweep import (
         prepare_sweep,  # loads the modules that submit, which rendering one run does not need
     )
 
     sweep = prepare_sweep(request)
-    for note in sweep.messages:
+    for note in notes_of_rows(sweep.rows, sweep.varied):
         say(note, err=True)
     texts = {folder / f"{row.resolved.row}.sh": row.script for row in sweep.rows}
     unchanged = {path for path, text in texts.items() if path.is_file() and path.read_bytes() == text.encode()}

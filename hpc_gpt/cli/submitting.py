@@ -27,15 +27,12 @@ from hpc_gpt.core.files import from_here, logs_folder, read_text
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.find_runs import find_run
 from hpc_gpt.core.terminal import can_ask, confirm, say
+from hpc_gpt.launcher.notes import notes_said, prediction_lines, without_said
 from hpc_gpt.launcher.prepare import prepare
-from hpc_gpt.launcher.prepared import notes_said, without_said
 from hpc_gpt.launcher.submission import (
     check_submission,
     dry_run,
-    overview,
-    prediction_lines,
     submit_run,
-    summary_rows,
 )
 
 if TYPE_CHECKING:
@@ -73,32 +70,37 @@ def submit_one(
         prepared = prepare(request, queueing=not how.dry, faster=True)
         if not (how.dry or yes or request.names_experiment or request.sized):
             _ask_first(prepared, request)
-        earlier_notes = frozenset[str]() if how.dry else notes_said(prepared.resolved, logs_folder())
-        print_lines(without_said((*prepared.notes, *prepared.faster), earlier_notes))
+        said = frozenset[str]() if how.dry else notes_said(prepared.resolved, logs_folder())
+        print_lines(without_said((*prepared.notes, *prepared.faster), said))
         if prepared.job_script is not None and prepared.job_script.array and not how.dry:
             from hpc_gpt.cli.sweeping import submit_elements
 
             yield from submit_elements(prepared, how)
             return
-        started = _submit(prepared, None, how)
+        started = _submit(prepared, None, how, said)
     yield started.part
     started.follow()
 
 
-def _submit(prepared: PreparedRun, parent: Parent | None, how: SubmitOptions) -> _Started:
-    """Submits a new run, which resumes from `parent` if there is one."""
+def _submit(
+    prepared: PreparedRun, parent: Parent | None, how: SubmitOptions, said: frozenset[str] | None = None
+) -> _Started:
+    """Submits a new run, which resumes from `parent` if there is one. `said`: the lines of the last submission, if
+    they were read."""
     logs = logs_folder()
     _check_now(how.now, prepared.resolved)
     if how.dry:
         check_submission([prepared], logs, dry=True, begins=parent is None)
+        from hpc_gpt.launcher.overview import overview
+
         rows, notes = overview(prepared, logs), prediction_lines(prepared, logs)
         part = would_run(prepared.resolved, prepared.prediction)
         return _Started(part, lambda: _show(prepared.resolved, prepared.script, rows, how, notes))
-    earlier_notes = notes_said(prepared.resolved, logs)
+    said = notes_said(prepared.resolved, logs) if said is None else said
     elements = prepared.job_script.array if prepared.job_script is not None else ()
     print_lack_of_files([prepared.resolved] * max(1, len(elements)))
     submitted = submit_run(prepared, logs, parent, how.now)
-    print_lines(without_said(prediction_lines(prepared, logs), earlier_notes))
+    print_lines(without_said(prediction_lines(prepared, logs), said))
     return _submitted(submitted, how)
 
 
@@ -136,6 +138,8 @@ def _start(resumption: SameRun, how: SubmitOptions) -> _Started:
     _check_now(how.now, resolved)
     text = read_text(run.job_script, errors="surrogateescape")
     if how.dry:
+        from hpc_gpt.launcher.overview import summary_rows
+
         rows = [
             ("resumes", f"{run.run_id}{resumption.where}"),
             *summary_rows(resolved),

@@ -28,9 +28,10 @@ from hpc_gpt.core.settings.experiment_file import gives_way
 from hpc_gpt.core.settings.grid import parse_grid
 from hpc_gpt.core.settings.sweep_rows import RowFaults
 from hpc_gpt.core.terminal import say
-from hpc_gpt.launcher.prepared import PreparedRun, notes_said, without_said
+from hpc_gpt.launcher.notes import data_rows, notes_of_rows, notes_said, without_said
+from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.request import Request
-from hpc_gpt.launcher.submission import check_submission, data_rows, dry_run
+from hpc_gpt.launcher.submission import check_submission, dry_run
 from hpc_gpt.launcher.sweep import (
     PreparedSweep,
     SubmittedSweep,
@@ -140,7 +141,7 @@ def _print_rows(prepared: PreparedSweep, earlier_notes: frozenset[str] = frozens
     """Prints the sizes of smoke runs, the predictions, and the rows that cannot run; not the `earlier_notes`, which the
     last submission printed."""
     print_lines(dict.fromkeys(str(line) for row in prepared.rows for line in data_rows(row)))
-    print_lines(without_said(prepared.messages, earlier_notes))
+    print_lines(without_said(notes_of_rows(prepared.rows, prepared.varied), earlier_notes))
     spare = any(row.resolved.job.spare_nodes for row in prepared.rows)
     if spare and any(len(job) > 1 for job in plan_jobs(prepared.rows)):
         print_lines(["note: spare nodes serve the preflight alone: an array's element without a node is queued again"])

@@ -7,8 +7,7 @@ doctor. They share `load_row`, `predict_run` and `finish`.
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.engines.base.facts import EngineFacts
 from hpc_gpt.core.errors import ConfigError, UserError
-from hpc_gpt.core.format import counted
-from hpc_gpt.core.network import MEETING_S
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.engines import check_products, export_notes
-from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Data, Experiment, with_keys
+from hpc_gpt.core.settings.engines import check_products
+from hpc_gpt.core.settings.experiment import Data, Experiment, with_keys
 from hpc_gpt.core.settings.experiment_file import (
     ExperimentFile,
     cut_warmup,
@@ -29,18 +26,16 @@ from hpc_gpt.core.settings.experiment_file import (
     keys_given,
     load_experiment,
 )
-from hpc_gpt.core.settings.idle_keys import idle_keys
 from hpc_gpt.core.settings.resolve import NO_EXPERIMENT, experiment_text, size_run
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.settings.sized import Sized, runs_program
-from hpc_gpt.launcher.attempts.restart import restart_notes
-from hpc_gpt.launcher.prepared import PreparedRun, lacking_notes
+from hpc_gpt.core.settings.sized import Sized
+from hpc_gpt.launcher.notes import Decided, notes_of, notes_on_time
+from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.render import render_script
 from hpc_gpt.launcher.request import (
     DEFAULTS,
     Request,
     choose_profile,
-    defaults_note,
     is_fast,
     of_full_size,
     requested_file,
@@ -51,7 +46,6 @@ from hpc_gpt.launcher.until import (
     Until,
     forecast_chain,
     length_settings,
-    short_of_time,
     wants_forecast,
 )
 from hpc_gpt.planner.prediction import PlanChoice, Prediction, faster_notes, plan_open, predict
@@ -59,13 +53,9 @@ from hpc_gpt.planner.prediction import PlanChoice, Prediction, faster_notes, pla
 if TYPE_CHECKING:
     from hpc_gpt.core.settings.smoke import SmallExperiment
     from hpc_gpt.launcher.forecast import Forecast
-    from hpc_gpt.launcher.past_timings import PastTimings
 
 # The minutes between saves of a run that does not say when to save, and the number of checkpoints that it keeps.
 AUTOMATIC_MINUTES, AUTOMATIC_KEPT = 30.0, 3
-# Files that an import of torch looks up, and lookups per second of a shared disk's metadata server. A node counts once:
-# its ranks find in its memory the files that one of them has looked up.
-_OPENS_OF_TORCH, _OPENS_S = 27_000, 50_000
 # A run that only measures saves nothing, and has no end or limit of its own.
 ONLY_MEASURES: Mapping[str, Any] = {
     "train.save_every": 0,
@@ -155,16 +145,21 @@ def prepare_row(
     may_not_fit = request.force or request.smoke or profile.scheduler == "local"
     prediction = predict_run(run, profile, refuse=not may_not_fit)
     # 5. The notes for the user.
-    unfollowed = unfollowed_of(experiment, sized.model.seq)
-    defaults = defaults_note(request, meant_for, experiment.train, run, batch) if file.path is DEFAULTS else ""
-    notes = [line for line in (defaults or _taken_note(request, file, row, run), *plan.lines, *length) if line]
-    if small is not None:
-        notes += _smoke_lines(experiment.name, small, sized, run)
-    cautions = [*_cautions(run, request.smoke, given_keys)]
-    cautions += [*idle_keys(run, given_keys), *_other_batch(request, file, row, run)] if not request.smoke else ()
-    followed = _followed_source(experiment.data, file.overridden(request.overrides, row))
-    notes += [f"note: {line}" for line in (*followed, *cautions, *unfollowed)]
-    notes += lacking_notes(profile, experiment.job)
+    decided = Decided(
+        request=request,
+        file=file,
+        row=row,
+        experiment=experiment,
+        full=sized,
+        full_profile=meant_for,
+        run=run,
+        profile=profile,
+        given_keys=frozenset(given_keys),
+        planned=plan.lines,
+        length=length,
+        batch=batch,
+        small=small,
+    )
     # 6. The run, with the signal's lead by its forecast.
     return finish(
         run,
@@ -173,7 +168,7 @@ def prepare_row(
         row=row,
         template=request.template,
         inputs=inputs,
-        notes=notes,
+        notes=[*notes_of(decided)],
         data_beside=folder_beside(file, run.data, request.overrides, row),
         faster=faster_notes(prediction, run, given_keys, plan.best) if faster else (),
         copies=request.copies,
@@ -197,28 +192,6 @@ def _shrunk(experiment: Experiment, sized: Sized, profile: ClusterProfile, state
     return shrink(experiment, sized, profile.scheduler != "local" or has_gpus(), stated)
 
 
-def _smoke_lines(name: str, small: SmallExperiment, sized: Sized, resolved: Sized) -> list[str]:
-    """The lines that describe a smoke run of an experiment."""
-    from hpc_gpt.core.settings.smoke import sizes_beside
-
-    return [f"smoke: {name}", *(f"  {line}" for line in (*sizes_beside(sized, resolved), *small.notes))]
-
-
-def _taken_note(request: Request, file: ExperimentFile, row: str | None, resolved: Sized) -> str:
-    """The line on a file or a row that is taken although the command line does not name it; else empty."""
-    if request.names_experiment:
-        path = f"{file.path}" if Path(request.experiment).is_dir() else ""
-        named = request.row is not None or request.sweep or request.grid
-        if row is None or named:
-            return f"takes {path}" if path and row is None else ""
-        first = f"the first of {len(file.possible)} rows that can run; --row NAME takes another, --sweep all"
-        first = first if len(file.possible) > 1 else "the only one that can run"
-        return f"takes row {row}{f' of {path}' if path else ''}, {first}"
-    name = request.experiment if row is None else f"{request.experiment} --row {row}"
-    where = f"{counted(resolved.gpus, 'GPU')} of {resolved.cluster.name}"
-    return f"no EXPERIMENT: takes {name}, {resolved.layout} on {where}"
-
-
 def _check_request(request: Request, facts: EngineFacts, until: Until) -> None:
     if request.smoke and until != Until():
         raise ConfigError("--until says how far to train, but --smoke trains 5 steps", "give one of the two")
@@ -226,71 +199,6 @@ def _check_request(request: Request, facts: EngineFacts, until: Until) -> None:
         facts.refuse_program("it cannot be made small from here", "give its command smaller sizes")
     if until != Until():
         facts.refuse_program("--until cannot tell it when to end", "say so in command.run")
-
-
-def _followed_source(data: Data, tables: Mapping[str, Any]) -> Iterator[str]:
-    """The note on a source that follows from data.path, as no key gives it."""
-    stated = tables.get("data", {}).get("source") or Data.source
-    if data.mix is None and data.path is not None and data.source != stated:
-        yield f'data.source is "{data.source}", as data.path is {data.path}'
-
-
-def _other_batch(request: Request, file: ExperimentFile, row: str | None, resolved: Sized) -> Iterator[str]:
-    """The note on options that change how many samples a step has, although none of them gives that number."""
-    keys = [key for key in request.given if key.startswith("layout.")]
-    if not keys or file.path is DEFAULTS or {"layout.global_batch", "layout.micro_batches"} & {*keys}:
-        return
-    with contextlib.suppress(UserError):
-        own = size_run(cut_warmup(load_row(file, {}, row, True))[0], resolved.cluster).batch.global_batch
-        batch, dp = resolved.batch, resolved.layout.dp
-        if own != batch.global_batch:
-            micro = math.gcd(own // dp, batch.micro_batch)
-            smaller = f"--mbs {micro} " if micro != batch.micro_batch else ""
-            hint = f"; {smaller}--gbs {own} keeps them" if own % dp == 0 else ""
-            yield f"a step has {batch.global_batch:,} samples, that of the file {own:,}{hint}"
-
-
-def _cautions(resolved: Sized, smoke: bool, given_keys: Collection[str]) -> Iterator[str]:
-    train = resolved.train
-    if late := [at for at in (*train.save_at, *train.profile_steps[:1]) if at > train.steps]:
-        late_step = f"step {late[0]} of train.save_at or train.profile_steps"
-        yield f"{late_step} is not reached: the run has {train.steps:,} steps"
-    mem = resolved.job.mem
-    if mem is not None and resolved.cluster.scheduler == "slurm" and mem.isdecimal() and 0 < int(mem) < 1024:
-        yield f"job.mem {mem} is {mem} MiB a node, as sbatch counts; {mem}G is {mem} GiB"
-    if train.init is not None and not smoke and "train.lr" not in given_keys:
-        usual = f"usual for trained weights is --set train.lr={LR_OF_TRAINED:g}"
-        yield f"train.lr is {train.lr:g}, the default for random weights; {usual}"
-    if train.balance == "none" and train.init is None:
-        yield 'train.balance is none: from random weights a few experts may take most tokens; "loss" keeps them even'
-    yield from export_notes(resolved.engine.name, resolved.model)
-    archive = resolved.cluster.archive
-    if archive is not None and resolved.cluster.scheduler == "slurm" and not Path(archive).is_file():
-        yield f"stage {archive} is not a file here; if a node cannot read it either, the attempt ends as user_error"
-    if archive is None and resolved.cluster.scheduler == "slurm" and resolved.cluster.container is None:
-        import_s = resolved.nodes * _OPENS_OF_TORCH / _OPENS_S
-        if import_s > MEETING_S / 5 and not runs_program(resolved):
-            yield (
-                f"{resolved.nodes:,} nodes import torch: from a shared disk about {import_s / 60:.0f} min on paper, "
-                f"and ranks wait {MEETING_S // 60} min for each other; set the profile's stage to a tar"
-            )
-
-
-def unfollowed_of(experiment: Experiment, seq: int) -> tuple[str, ...]:
-    """The lines on keys that are not followed, in the files of the shape and the weights, if this machine has them."""
-    files = [Path(name) for name in dict.fromkeys((experiment.model.hf, experiment.train.init)) if name is not None]
-    if not files:
-        return ()
-    from hpc_gpt.core.weights.config import unfollowed_keys
-
-    lines = list[str]()
-    names = engine_named(experiment.engine.name).unfollowed
-    if experiment.train.init is not None:
-        names -= {"initializer_range"}  # nothing is drawn
-    for file in files:
-        with contextlib.suppress(ConfigError):
-            lines += unfollowed_keys(file, seq, names)
-    return tuple(lines)
 
 
 def _automatic_saves(experiment: Experiment, given_keys: Collection[str]) -> dict[str, Any]:
@@ -377,16 +285,12 @@ def finish(
         resolved,
         render_script(resolved, template),
         file.text if file is not None else experiment_text(resolved, title),
-        (*notes, *(_notes_on_time(resolved, inputs.past) if inputs is not None else ())),
+        (*notes, *(notes_on_time(resolved, inputs.past) if inputs is not None else ())),
         prediction,
         forecast,
         file=file.path if file is not None else None,
         **others,
     )
-
-
-def _notes_on_time(resolved: Resolved, past: PastTimings) -> tuple[str, ...]:
-    return (*short_of_time(resolved, past), *restart_notes(resolved, past))
 
 
 def folder_beside(

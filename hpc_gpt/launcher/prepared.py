@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.core.files import read_json
-from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.requeue import requeue_of
@@ -21,14 +17,7 @@ if TYPE_CHECKING:
     from hpc_gpt.core.runs.branches import CheckpointHold
     from hpc_gpt.core.runs.snapshot import CodeArchive
     from hpc_gpt.core.runs.work_archive import WorkArchive
-    from hpc_gpt.core.settings.cluster import ClusterProfile
-    from hpc_gpt.core.settings.experiment import Job
     from hpc_gpt.launcher.forecast import Forecast
-
-
-# The begins of standing lines, which are the same at each submission, and their key in provenance.json.
-_STANDING = ("note: ", "not predicted: ")
-NOTES = "notes"
 
 
 @dataclass(frozen=True)
@@ -114,41 +103,7 @@ class PreparedRun:
         return (*([str(self.prediction.line)] if self.prediction else []), *lines)
 
     @property
-    def standing(self) -> list[str]:
-        """The lines for the user that are the same at each submission, as long as nothing changes. The run's
-        provenance.json has them, so that the next submission need not print them again."""
-        return [hide_secrets(line) for line in (*self.messages, *self.faster) if line.startswith(_STANDING)]
-
-    @property
     def jobs(self) -> int:
         """The number of jobs to submit at once."""
         at_once = requeue_of(self.resolved.cluster).at_once
         return max(1, self.forecast.jobs) if self.forecast is not None and at_once else 1
-
-
-def lacking_notes(profile: ClusterProfile, job: Job) -> list[str]:
-    """The note on the keys that a profile from documentation leaves to its user, if some are still to be given."""
-    lacking = profile.lacks(job)
-    if not lacking:
-        return []
-    keys = ", ".join(f"{key} ({text})" for key, text in lacking.items())
-    return [
-        f"note: profile {profile.name} is from documentation, not tried there, and leaves to you: {keys}; give options "
-        f'of submit, or keys in a profile of your own with extends = "{profile.name}"'
-    ]
-
-
-def notes_said(resolved: Resolved, logs: Path, runs: int = 1) -> frozenset[str]:
-    """The standing lines of the newest `runs` runs of the same experiment."""
-    folder = logs / resolved.slug
-    try:
-        newest = sorted(os.listdir(folder), reverse=True)  # a run's id begins with its time
-    except OSError:
-        return frozenset()
-    files = (path for name in newest if (path := folder / name / "provenance.json").exists())  # a sweep has none
-    return frozenset(str(line) for path in itertools.islice(files, runs) for line in read_json(path).get(NOTES) or ())
-
-
-def without_said(lines: Iterable[str], earlier: frozenset[str]) -> list[str]:
-    """The lines without the standing lines that are in `earlier`."""
-    return [line for line in lines if not (line.startswith(_STANDING) and hide_secrets(line) in earlier)]

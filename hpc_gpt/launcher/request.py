@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.format import counted
 from hpc_gpt.core.settings.cluster import FALLBACK, ClusterProfile, load_profile, user_default
 from hpc_gpt.core.settings.devices import DEVICES
-from hpc_gpt.core.settings.engines import FAST_SETTINGS, with_fast_settings
-from hpc_gpt.core.settings.experiment import Engine, Experiment, Train, with_keys
+from hpc_gpt.core.settings.engines import with_fast_settings
+from hpc_gpt.core.settings.experiment import Experiment, with_keys
 from hpc_gpt.core.settings.experiment_file import (
     DEFAULT_EXPERIMENT,
     SMALL_EXPERIMENT,
@@ -167,7 +166,7 @@ def _without_grid(request: Request, profile: ClusterProfile, under: Mapping[str,
             f"{option} needs an EXPERIMENT; --model gives none", f"name one, such as {DEFAULT_EXPERIMENT}"
         )
     tables = {"name": str(name or "default"), **(under or {})}
-    if _lacks_bf16(of_full_size(request, profile)) and "train.dtype" not in overrides:
+    if lacks_bf16(of_full_size(request, profile)) and "train.dtype" not in overrides:
         tables["train"] = {"dtype": "fp16"}
     if compiles(of_full_size(request, profile), overrides):
         tables["engine"] = {**tables.get("engine", {}), "compile": "block"}
@@ -181,7 +180,7 @@ def compiles(profile: ClusterProfile, overrides: Mapping[str, Any]) -> bool:
     can = name is None or (name in engines() and "compile" in engines()[name].switches)
     has_peaks = bool(profile.machine and profile.machine.peak_tflops)
     is_open = "engine.compile" not in overrides
-    return (profile.device in DEVICES or has_peaks) and not _lacks_bf16(profile) and can and is_open
+    return (profile.device in DEVICES or has_peaks) and not lacks_bf16(profile) and can and is_open
 
 
 def with_defaults(
@@ -246,34 +245,11 @@ def _default_batch(sized: Sized, profile: ClusterProfile) -> tuple[int, str]:
     return size, why
 
 
-def _lacks_bf16(profile: ClusterProfile) -> bool:
+def lacks_bf16(profile: ClusterProfile) -> bool:
     """Whether the profile's device is known to compute in fp16 but not in bf16."""
     device = DEVICES.get(profile.device or "")
     peaks = (profile.machine and profile.machine.peak_tflops) or (device.peaks if device else {})
     return "fp16" in peaks and "bf16" not in peaks
-
-
-def defaults_note(request: Request, profile: ClusterProfile, train: Train, resolved: Sized, batch: str) -> str:
-    """The line on the defaults that apply without an EXPERIMENT; `batch` is the reason for its batch."""
-    dtype: str = train.dtype
-    if _lacks_bf16(profile) and "train.dtype" not in request.overrides:
-        dtype += f" as {profile.device} has no bf16"
-    # The lines of a smoke run have its batch.
-    batch = "" if request.smoke else f"batch {resolved.batch.global_batch}{batch}, "
-    return (
-        f"no EXPERIMENT: the defaults, not {DEFAULT_EXPERIMENT}'s settings: engine {resolved.engine.name}, {dtype}, "
-        f"{_compiled_text(resolved.engine)}"
-        f"{batch}{counted(train.steps, 'step')}, lr {train.lr:g}"
-    )
-
-
-def _compiled_text(engine: Engine) -> str:
-    """The text on compilation and the other fast settings, each followed by a comma."""
-    if engine.compile == "none":
-        return ""
-    settings = [setting for setting in FAST_SETTINGS if setting.key != "compile"]
-    others = [setting.key for setting in settings if getattr(engine, setting.key) == setting.value]
-    return "".join(f"{setting}, " for setting in (f"compiled by {engine.compile}", *others))
 
 
 def choose_profile(request: Request, queueing: bool) -> ClusterProfile:

@@ -1,10 +1,8 @@
-"""Submit a run: make missing data, write the run folder, call the scheduler. For `submit --dry-run`: describe the run
-and its request in a screen of lines."""
+"""Submit a run: make missing data, write the run folder, call the scheduler."""
 
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable, UserError
-from hpc_gpt.core.files import from_here
-from hpc_gpt.core.format import Line, counted, show_bytes
-from hpc_gpt.core.formulas import GIB
+from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.code_archive import CODE_KEY
-from hpc_gpt.core.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
 from hpc_gpt.core.runs.provenance import collect, weights_of
 from hpc_gpt.core.runs.run_folder import (
     DATA_BESIDE,
@@ -29,141 +24,23 @@ from hpc_gpt.core.runs.run_folder import (
     create_run,
 )
 from hpc_gpt.core.runs.snapshot import check_path
-from hpc_gpt.core.runs.work_archive import WORK_KEY, describe_copy
-from hpc_gpt.core.secrets import hide_words, is_secret
+from hpc_gpt.core.runs.work_archive import WORK_KEY
+from hpc_gpt.core.secrets import is_secret
 from hpc_gpt.core.settings.program_text import check_file_text
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.settings.sized import run_rows, runs_program
+from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.settings.sweep_rows import faults_of_rows
 from hpc_gpt.core.slurm.clients import check_output_path, has_sbatch
-from hpc_gpt.core.slurm.directives import options_of, script_directives
 from hpc_gpt.core.slurm.requeue import requeue_of
-from hpc_gpt.core.slurm.sbatch_words import read_call, read_options, split_directive
 from hpc_gpt.core.slurm.start_check import ExpectedStart, NeverStarts, ask_after, ask_start, check_reachable
 from hpc_gpt.core.tables import flat
-from hpc_gpt.launcher.prepared import NOTES, Copies, PreparedRun
-from hpc_gpt.launcher.services import check_track, python_lines, service_lines
-from hpc_gpt.trainer.tokens.description import describe_data
-from hpc_gpt.trainer.tokens.run_data import ensure_data, located
+from hpc_gpt.launcher.notes import NOTES, standing_lines
+from hpc_gpt.launcher.prepared import Copies, PreparedRun
+from hpc_gpt.launcher.services import check_track
+from hpc_gpt.trainer.tokens.run_data import ensure_data
 
 if TYPE_CHECKING:
     from hpc_gpt.core.runs.lineage import Parent
-
-
-def overview(prepared: PreparedRun, logs: Path) -> list[tuple[str, str]]:
-    """The (label, text) rows on a prepared run, for its user to read before the submission."""
-    run = prepared.resolved
-    rows = [("run", f"{run.name}, in {from_here(logs / run.slug)}/<run id>"), *summary_rows(run)]
-    if run.cluster.scheduler == "slurm" and prepared.job_script is None:
-        rows += [line.under("python") for line in python_lines(run.cluster)]
-    rows += [("copy", line) for line in describe_copy(run, prepared.copies.work(run))]
-    rows += [line.under("data") for line in data_lines(run, prepared.data_beside)]
-    rows += [line.under("checkpoints") for line in checkpoint_lines(run, logs)]
-    rows += [(line.label, line.text) for line in service_lines(run)]
-    if (predicted := prepared.prediction) is not None:
-        rows.append(("predicted", predicted.line.text if predicted.is_known else f"nothing: {predicted.line.text}"))
-    if prepared.forecast is not None:
-        rows += [("forecast", text) for text in prepared.forecast.texts]
-    budget = run.job.max_gpu_hours
-    rows += [("budget", "none" if budget is None else f"{budget:g} GPU-hours")]
-    command = _command(prepared)
-    requested = _requested_by(prepared.script, command)
-    rows += [("asks Slurm", shlex.join(hide_words(requested)))] if requested else []
-    rows += [("output", text) for text in _outputs(run, array=bool(prepared.job_script and prepared.job_script.array))]
-    return [*rows, ("would run", command)]
-
-
-def _command(prepared: PreparedRun) -> str:
-    """The command that would submit it, as text."""
-    run, script = prepared.resolved, prepared.job_script
-    if run.cluster.scheduler != "slurm":
-        return f"bash job.sh, for each of {counted(run.tasks, 'rank')}"
-    output = "--output=logs/…/slurm-%j.out"
-    if script is not None:
-        files = output if not script.array else "--output=logs/…/%a/slurm-%A_%a.out"
-        files_of_run = ("output", "error", "open-mode")
-        options = [option for option in read_options(script.options) if option.name not in files_of_run]
-        line = shlex.join(["sbatch", *hide_words(word for option in options for word in option.argv)])
-        return f"{line} {files} {files.replace('output', 'error')} job.sh RUN"
-    chained = requeue_of(run.cluster).shown
-    command = f"sbatch --chdir=. {output} {chained}--export=ALL job.sh, with HPC_GPT_RUN"
-    return command + (f", {prepared.jobs} times" if prepared.jobs > 1 else "")
-
-
-def _requested_by(script: str, command: str) -> list[str]:
-    """The directives of a script that count: the last one per option, without options that the command line has."""
-    directives = [word for line in script_directives(script) for word in split_directive(line)]
-    on_line, _ = read_call(shlex.split(command)[1:], options_of("sbatch"))
-    options = {option.name: option for option in read_options(directives)}
-    return [word for name, option in options.items() if name not in on_line for word in option.argv]
-
-
-def _outputs(run: Resolved, array: bool) -> list[str]:
-    """The files that get the output of a run: its log, and the files that a job script names, by sbatch's patterns."""
-    log, script = "attempts/<n>/log in the run's folder", run.script
-    default = None if run.cluster.scheduler == "local" else "slurm-%A_%a.out" if array else "slurm-%j.out"
-    log += f"; before its first line, {default} there" if default is not None else ""
-    if script is None:
-        return [log]
-    folder, output = Path(run.program.workdir), script.output or default
-    files = [f"{folder / output}, and {log}" if output is not None else log]
-    if script.error is not None and script.error != output:
-        files.append(f"errors in {folder / script.error}, and attempts/<n>/err")
-    return files
-
-
-def data_rows(prepared: PreparedRun) -> list[Line]:
-    """The lines on the files that a run copies and reads, for the user after its submission."""
-    run = prepared.resolved
-    copied = describe_copy(run, prepared.copies.work(run))
-    return [*(Line("copy", text) for text in copied), *data_lines(run, prepared.data_beside)]
-
-
-def data_lines(resolved: Resolved, data_beside: Path | None) -> tuple[Line, ...]:
-    """The lines on a run's data. Relative paths are looked up in the folder `data_beside` first."""
-    return describe_data(located(resolved, data_beside))
-
-
-def prediction_lines(prepared: PreparedRun, logs: Path) -> list[str]:
-    """The lines on a run's copies, data, checkpoints and predictions."""
-    lines = [*data_rows(prepared), *checkpoint_lines(prepared.resolved, logs)]
-    return [*map(str, lines), *prepared.predictions]
-
-
-def summary_rows(run: Resolved) -> list[tuple[str, str]]:
-    """The rows on a run's model, layout, batch and engine, or on the command that it starts."""
-    gpus = "no GPU requested," if run.asked_gpus is None else counted(run.asked_gpus, "GPU")
-    where = f"{gpus} on {counted(run.nodes, 'node')} of {run.cluster.name}"
-    return list(run_rows(run, where))
-
-
-def checkpoint_lines(run: Resolved, logs: Path) -> list[Line]:
-    """The lines on the times of a run's saves, the kept checkpoints and their space; empty if another program saves."""
-    train = run.train
-    if runs_program(run):
-        return []
-    when = [f"every {train.save_minutes:g} min"] if train.save_minutes else []
-    when += [f"every {counted(train.save_every, 'step')}"] if train.save_every else []
-    when += [f"after step {', '.join(map(str, sorted(set(train.save_at))))}"] if train.save_at else []
-    when += ["at the end"] if train.save_last else []
-    if not when:
-        return [Line("checkpoints", "none: train.save_last is false")]
-    keeping = f", the newest {train.keep_last} kept" if train.keep_last else ""
-    one, (_, every) = checkpoint_bytes(run), space_needed_gib(run)
-    sizes = f"about {show_bytes(one)} each, {show_bytes(every * GIB)} in all"
-    free = free_gib(logs)
-    room = f", {show_bytes(free * GIB)} free" if free is not None else ""
-    lines = [Line("checkpoints", f"{' and '.join(when)}{keeping}: {sizes}{room}")]
-    if train.save_minutes and free is not None and free * GIB < 2 * one:
-        text = "two do not fit in the free space: saves by train.save_minutes are left out until they do"
-        lines.append(Line("checkpoints", text))
-    if free is not None and free < every:
-        fit = int(free * GIB // one) if one else 0
-        means = "the next one does not fit" if not fit else f"{counted(fit, 'checkpoint')} fit"
-        way = "train.keep_last = 3 keeps the newest three" if not train.keep_last else "save less often"
-        text = f"all checkpoints take more than is free: {means}; {way}, HPC_GPT_LOGS names another disk"
-        lines.append(Line("warning", text))
-    return lines
 
 
 @dataclass(frozen=True)
@@ -299,7 +176,7 @@ def write_run(
         own_keys |= prepared.job_script.provenance
     if (work := prepared.copies.work(resolved)) is not None:
         own_keys[WORK_KEY] = work.sha256
-    own_keys |= {NOTES: prepared.standing} if prepared.standing else {}
+    own_keys |= {NOTES: standing} if (standing := standing_lines(prepared)) else {}
     tables = {
         **engine_named(resolved.engine.name).config_files(resolved),
         "provenance.json": {**provenance, **own_keys},

@@ -16,7 +16,6 @@ from typing import Any
 
 from hpc_gpt.core.errors import ConfigError, JobRefused, OsErrorAs, RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.core.files import write_once
-from hpc_gpt.core.format import counted, some
 from hpc_gpt.core.process import process_identity
 from hpc_gpt.core.runs.run_folder import EXPERIMENT, IN_QUEUE, RunFolder, SharedFile, claim_folder
 from hpc_gpt.core.settings.resolved import folder_name
@@ -31,8 +30,6 @@ from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.render import array_script
 from hpc_gpt.launcher.request import Request, choose_profile, requested_file
 from hpc_gpt.launcher.submission import SubmittedRun, check_start, check_submission, start_run, write_run
-
-_BATCH = ("micro_batches", "global_batch")
 
 
 @dataclass(frozen=True)
@@ -55,53 +52,6 @@ class PreparedSweep:
         if not (left and skip_unfit):
             raise refusal
         return replace(self, rows=left, unfit={**self.unfit, **refusal.faults})
-
-    @property
-    def messages(self) -> list[str]:
-        """The lines to print: predictions by row, and a note or warning of several rows only once."""
-        lines: list[str] = []
-        for row in self.rows:
-            lines += [note for note in row.notes if not (note in lines and note.startswith(("note:", "warning:")))]
-            if row.prediction and row.prediction.is_known:
-                lines.append(f"{row.resolved.row}: {row.prediction.line}")
-            elif row.prediction and str(row.prediction.line) not in lines:
-                lines.append(str(row.prediction.line))
-            if row.forecast:
-                lines.append(f"{row.resolved.row}: {row.forecast.lines[0]}")
-        lines += self._batches()
-        hours = [row.forecast.total.gpu_hours for row in self.rows if row.forecast and row.forecast.total]
-        if not hours:
-            lines += self._predicted()
-        if len(hours) > 1:
-            unknown = f", {len(self.rows) - len(hours)} of them not known" if len(hours) < len(self.rows) else ""
-            lines.append(f"forecast: {sum(hours):,.4g} GPU-hours for {counted(len(self.rows), 'row')}{unknown}")
-        return lines
-
-    def _batches(self) -> list[str]:
-        """The note on rows with different numbers of samples a step, although the sweep does not vary the batch."""
-        if any(key.removeprefix("layout.") in _BATCH for keys in self.varied.values() for key in keys):
-            return []
-        rows: dict[int, list[str]] = {}
-        for row in self.rows:
-            rows.setdefault(row.resolved.batch.global_batch, []).append(str(row.resolved.row))
-        if len(rows) < 2:
-            return []
-        batches = "; ".join(f"{size:,} in {some(names, 3)}" for size, names in rows.items())
-        return [
-            f"note: the rows also differ in the number of samples a step: {batches}; --gbs {max(rows)} makes them equal"
-        ]
-
-    def _predicted(self) -> list[str]:
-        """The line on the GPU-hours of all rows at the predicted paces; none if no pace is known."""
-        hours = []
-        for row in self.rows:
-            step = (row.prediction.tables or {}).get("step") if row.prediction else None
-            if step and step.get("step_s"):
-                hours.append(step["step_s"] * row.resolved.train.steps * row.resolved.gpus / 3600)
-        if len(self.rows) < 2 or not hours:
-            return []
-        unknown = f", {len(self.rows) - len(hours)} of them not predicted" if len(hours) < len(self.rows) else ""
-        return [f"predicted: {sum(hours):,.4g} GPU-hours of steps for {counted(len(self.rows), 'row')}{unknown}"]
 
 
 def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = False) -> PreparedSweep:

@@ -346,7 +346,7 @@ def test_a_submission_searches_once_and_only_what_is_open(tmp_path, monkeypatch,
     in_process("submit", "--dry-run", *words, environment=without_slurm(tmp_path), cwd=tmp_path, code=0)
     axes = {"tp", "pp", "dp"}
     assert [axes & set(question.fixed) for question in asked] == held
-    assert len(sizings) == 2 + ("open.toml" in words)
+    assert len(sizings) == 2
 
 
 CLUSTERS = ("a100-80g-8", "h100-80g-8", "jean-zay-v100-16g", "jean-zay-v100-32g")
