@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.scale import CASES, Case, cpu_of, memory_of, second_save
+from tests.benchmarks.scale import CASES, Case, cpu_of, first_save, memory_of
 
 
 @pytest.mark.long(but="first")
@@ -23,7 +23,7 @@ def test_a_log_of_any_size_takes_no_more_memory(name: str) -> None:
 
 
 def test_a_save_of_many_ranks_is_not_searched_for_garbage(tmp_path: Path) -> None:
-    work = second_save(tmp_path, 384)
+    work = first_save(tmp_path, 384)
     gc.collect()
     searched = gc.get_stats()[0]["collections"]
     work()

@@ -8,7 +8,6 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 from torch import Tensor
@@ -25,8 +24,7 @@ from hpc_gpt.core.settings.model_shape import architecture_of
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.weights.tensors import check_export, write_hf
 from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints
-from hpc_gpt.trainer.engines.balance import read_biases
-from hpc_gpt.trainer.engines.protocol import module_of
+from hpc_gpt.trainer.engines.protocol import read_weights
 from hpc_gpt.trainer.ranks import Peers
 from hpc_gpt.trainer.tokens.tokenizer import TABLE_SUFFIX
 
@@ -86,8 +84,7 @@ def _weights(checkpoint: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor
     Raises CheckpointError if one is missing.
     """
     lacking = dict.fromkeys((*resolved.model.parameter_names, *resolved.model.buffer_names))
-    engine = module_of(resolved.engine.name)
-    for name, weight in chain(engine.read_weights(checkpoint, resolved), read_biases(checkpoint)):
+    for name, weight in read_weights(checkpoint, resolved):
         if name not in lacking:
             raise CheckpointError(f"{checkpoint} holds {name}, which is not a parameter of the model", _DAMAGED)
         del lacking[name]

@@ -13,15 +13,17 @@ from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import torch
+from torch import nn
 
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.weights.folder import read_folder
 from hpc_gpt.core.weights.tensors import write_hf
-from hpc_gpt.trainer.checkpoints import replicated
-from hpc_gpt.trainer.checkpoints.folders import load_safely
+from hpc_gpt.trainer.checkpoints import states
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
-from hpc_gpt.trainer.checkpoints.replicated import ReplicatedCheckpoint
+from hpc_gpt.trainer.checkpoints.states import SavedIndex, SavedStates, put_states
+from hpc_gpt.trainer.checkpoints.torch_states import TorchStates, whole_share
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.initial_weights import GivenWeights
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
@@ -30,6 +32,11 @@ from tests.distributed.host_memory import Most
 SHAPE = ModelShape(1024, 10, 16, vocab=24576, seq=256)
 DEVICE = torch.device("meta")
 CASES = ("drawn", "given", "resumed")
+
+
+def torch_states(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> TorchStates:
+    shares = [whole_share(one, SHAPE) for one in parameters]
+    return TorchStates(parameters, shares, optimizer, lambda share: True)
 
 
 def make(folder: Path) -> None:
@@ -41,7 +48,9 @@ def make(folder: Path) -> None:
     for one in parameters:
         optimizer.state[one] = {"step": torch.tensor(1.0), "exp_avg": one.detach(), "exp_avg_sq": one.detach() * 2}
     files = RankFiles()
-    ReplicatedCheckpoint(parameters, optimizer).save(files, 0, 1, {})
+    ours = torch_states(parameters, optimizer)
+    about = {"settings": {"layout.tp": 1}, "optimizer": ours.numbers()}
+    put_states(files, ours.held(), about, SavedIndex())
     (folder / "resumed").mkdir()
     files.write(folder / "resumed")
 
@@ -55,10 +64,11 @@ def measure(case: str, older: bool, folder: Path) -> int:
         Gpt(SHAPE, 1, tp).to(DEVICE)
         return most.stop()
     parameters = list(Gpt(SHAPE, 1, TensorParallel(device=DEVICE)).parameters())
-    checkpoint = ReplicatedCheckpoint(parameters, torch.optim.AdamW(parameters, foreach=False))
-    with patch.object(replicated, "_read", load_safely) if older else nullcontext():
+    ours = torch_states(parameters, torch.optim.AdamW(parameters, foreach=False))
+    read = lambda path: np.fromfile(path, np.uint8)  # noqa: E731
+    with patch.object(states, "map_file", read) if older else nullcontext():
         most = Most()
-        checkpoint.load(folder / "resumed", 0)
+        ours.load(SavedStates(folder / "resumed"))
         return most.stop()
 
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -375,64 +375,60 @@ def plan(folder: Path, gpus: int) -> Callable[[], int]:
     return work
 
 
-def second_save(folder: Path, ranks: int) -> Callable[[], int]:
-    """fsdp's second save on rank 0: the plans of all ranks, 20 tensors each, until its metadata are written."""
+def first_save(folder: Path, ranks: int) -> Callable[[], int]:
+    """fsdp's first save on rank 0: the places of 20 tensors of each rank, until the index is written."""
     import torch
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
-    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
-    from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
-    from torch.distributed.checkpoint.storage import WriteResult
 
-    from hpc_gpt.core.process import no_collections
     from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
-    from hpc_gpt.trainer.checkpoints.sharded import CachedPlan, put_sharded
+    from hpc_gpt.trainer.checkpoints.states import INDEX, WEIGHT, Held, SavedIndex, Share, put_states
     from hpc_gpt.trainer.ranks import Peers
 
-    names, sizes = [f"weights/blocks.{number}" for number in range(20)], torch.Size([8, 64])
+    names, sent = [f"blocks.{number}" for number in range(20)], list[int]()
 
-    def plan_of(rank: int) -> SavePlan:
-        at = torch.Size([8 * rank, 0])
-        data = TensorWriteData(ChunkStorageMetadata(at, sizes), TensorProperties(), torch.Size([8 * ranks, 64]))
-        items = [WriteItem(MetadataIndex(name, at), WriteItemType.SHARD, tensor_data=data) for name in names]
-        return SavePlan(items, planner_data={name: (name,) for name in names})
+    def held(rank: int) -> list[Held]:
+        shares = [Share(name, (8 * ranks, 64), None, 0, 1, 512 * rank, 512, 8 * ranks) for name in names]
+        return [Held(share, WEIGHT, torch.zeros(8, 64)) for share in shares]
 
-    def written_by(rank: int) -> list[WriteResult]:
-        where = _StorageInfo(f"__{rank}_0.distcp", 0, 2048)
-        return [WriteResult(MetadataIndex(name, torch.Size([8 * rank, 0])), 2048, where) for name in names]
+    class One(Peers):
+        """A rank, which keeps what it would send."""
 
-    plans = [pickle.dumps(plan_of(rank)) for rank in range(ranks)]
-    notes = [pickle.dumps(written_by(rank)) for rank in range(ranks)]
-    sent: list[int] = []
+        is_first = False
+
+        def gather(self, value: Any) -> list[Any]:
+            self.value = value
+            return []
+
+        def broadcast(self, value: Any) -> Any:
+            return value if isinstance(value, list) else False
+
+    def sends(rank: int) -> Any:
+        peer = One()
+        peer.rank = rank
+        put_states(RankFiles(peer), held(rank), {}, SavedIndex())
+        return pickle.dumps(peer.value)
+
+    texts = [sends(rank) for rank in range(ranks)]
 
     class First(Peers):
-        """Rank 0, which the others send what they have: their plans, or what it has itself."""
+        """Rank 0, which the others send what they have."""
 
         size = ranks
 
         def gather(self, value: Any) -> list[Any]:
-            texts = plans if isinstance(value, SavePlan) else [pickle.dumps(value)] * ranks
+            if isinstance(value, bool):
+                return [value] * ranks
             sent.append(sum(map(len, texts)))
-            with no_collections():
-                return list(map(pickle.loads, texts))
-
-        def scatter(self, values: Sequence[Any]) -> Any:
-            texts = list(map(pickle.dumps, values))
-            sent.append(sum(map(len, texts)))
-            return pickle.loads(texts[0])
-
-    kept, pieces = CachedPlan(), {name: torch.zeros(sizes) for name in names}
-    (folder / "dcp").mkdir()
+            return list(map(pickle.loads, texts))
 
     def save() -> int:
-        files = RankFiles(First())
-        put_sharded(files, "dcp", pieces, pieces, kept)
-        with no_collections():
-            found = list(map(pickle.loads, notes))
-        files.finish(folder, found)
-        return sum(sent) + (folder / "dcp" / ".metadata").stat().st_size
+        sent.clear()
+        put_states(files := RankFiles(First()), held(0), {}, SavedIndex())
+        files.write(folder)
+        size = (folder / INDEX).stat().st_size
+        for path in folder.iterdir():
+            path.unlink()
+        return sum(sent) + size
 
-    save()
-    sent.clear()
     return save
 
 
@@ -477,7 +473,7 @@ def again(prepare: Callable[[Path, int], Callable[[], int]]) -> Callable[[Path, 
 CASES = {
     "plan": Case("GPUs", 32_768, plan),
     "watch": Case("ranks", 1024, watch_of_a_hang),
-    "second save": Case("ranks", 32, second_save),
+    "first save": Case("ranks", 32, first_save),
     "preflight": Case("nodes", 128, preflight),
     "gpu readings": Case("ranks", 2_000, gpu_readings),
     "checkpoints": Case("checkpoints", 60, checkpoints),

@@ -1,5 +1,6 @@
 """Engines ddp and fsdp: the collectives of a step, and what the placements of fsdp's parameters say."""
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,8 +13,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hpc_gpt.trainer.checkpoints import sharded
-from hpc_gpt.trainer.engines.protocol import module_of
+from hpc_gpt.core.weights.names import size_of
+from hpc_gpt.trainer.checkpoints.states import WEIGHT, SavedStates
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, split_of
 from tests.distributed.equality_cases import Case, micro_batches
@@ -185,24 +186,13 @@ def keep(folder: Path, case: Case) -> None:
 def test_one_of_the_hybrid_replicas_writes(task: Task, found: Found, launch_of: Any) -> None:
     found(task)
     (case,) = task.given
-    folder = launch_of(task).folder / case.name / "dcp"
-    files = [path.stat().st_size for path in folder.glob("*.distcp")]
-    assert len(files) == case.layout.shards
-    stored = sharded.load_metadata(folder / ".metadata")
-    weights = sum(piece.sizes.numel() for one in stored.state_dict_metadata.values() for piece in one.chunks)
-    assert weights == case.resolved.model.params  # no moments before the first step
-    assert sum(files) == sum(info.length for info in stored.storage_data.values())
-
-
-@each(keep, [ours(DP2, FSDP)])
-def test_a_checkpoints_metadata_are_read_once_for_all_weights(task, found, launch_of, monkeypatch):
-    found(task)
-    (case,) = task.given
-    read, times = sharded.load_metadata, []
-    monkeypatch.setattr(sharded, "load_metadata", lambda path: times.append(path) or read(path))
-    weights = dict(module_of("fsdp").read_weights(launch_of(task).folder / case.name, case.resolved))
-    assert set(weights) == set(case.resolved.model.parameter_names)
-    assert len(times) == 1
+    folder = launch_of(task).folder / case.name
+    states = SavedStates(folder)
+    pieces = [piece for name in states.names for piece in states.pieces(name, WEIGHT, 0, 0, 10**9)]
+    assert len(list(folder.glob("states-*.safetensors"))) == len({file for file, *_ in pieces}) == case.layout.shards
+    # Without padding, and without moments before the first step.
+    sizes = [size_of(case.resolved.model, name) for name in case.resolved.model.parameter_names]
+    assert sum(count for *_, count in pieces) == sum(map(math.prod, sizes))
 
 
 @each(calls, [ours(DP1, DDP, "fp16"), ours(DP2, FSDP, "bf16")])

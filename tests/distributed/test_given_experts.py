@@ -19,7 +19,6 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.weights.config import InitConfig
 from hpc_gpt.core.weights.tensors import write_hf
 from hpc_gpt.trainer.engines import protocol
-from hpc_gpt.trainer.engines.balance import read_biases
 from tests import marked
 from tests.distributed.equality_cases import SEQ, VOCAB, Case, micro_batches, whole_batch, zero
 from tests.distributed.ranks import Task
@@ -69,9 +68,8 @@ def train_given(folder: Path, family: str, how: str, drawn: bool = False) -> lis
     engine = build(resolved)
     begun = save_now(engine, new_folder(folder / f"{family} {how} begun"))
     if dist.get_rank() == 0:
-        module = protocol.module_of(resolved.engine.name)
-        weights = {name: one.clone() for name, one in module.read_weights(begun, resolved)}
-        torch.save(weights | dict(read_biases(begun)), folder / f"{family} {how} {drawn}.pt")
+        weights = {name: one.clone() for name, one in protocol.read_weights(begun, resolved)}
+        torch.save(weights, folder / f"{family} {how} {drawn}.pt")
         shutil.rmtree(begun)
     figures = steps(engine, resolved)
     if drawn:

@@ -15,9 +15,10 @@ from torch.nn import functional as F
 
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
-from hpc_gpt.trainer.engines.protocol import TorchEngine, module_of
+from hpc_gpt.trainer.engines.protocol import TorchEngine, read_weights
 from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel
 from hpc_gpt.trainer.model.vocab_loss import VocabParallelLoss
+from tests.distributed.engine_states import are_equal, states_of
 from tests.distributed.equality_cases import CLIP, STEPS, Case, zero
 from tests.distributed.groups import forget, meet
 from tests.distributed.ranks import Task, each
@@ -115,7 +116,9 @@ def resume(folder: Path, case: Case) -> dict[str, Any]:
     found = {"step": second.step, "same_random": all(everyone(torch.rand(3).tolist() == drawn)), "unbroken": unbroken}
     found["resumed"] = train(second, resolved, range(SAVED, STEPS))
     before = state_of(second)
-    found["same_state"] = (before, scale_of(second)) == (state_of(first), scale_of(first))
+    found["same_state"] = scale_of(second) == scale_of(first) and (
+        are_equal(states_of(second), states_of(first)) if isinstance(second, TorchEngine) else before == state_of(first)
+    )
     matrices = [one for one in first.module.parameters() if len(getattr(one, "ds_shape", one.shape)) > 1]
     found["split"] = [hasattr(one, "ds_tensor") and not one.ds_persist for one in matrices]
     found["shares"] = [one.ds_tensor.numel() / one.ds_numel for one in matrices if hasattr(one, "ds_tensor")]
@@ -295,14 +298,15 @@ def test_a_checkpoint_goes_on_in_another_layout_stage_or_engine(task: Task, foun
     assert not any(skipped)
     # Whole weights are read without any ranks.
     kept = launch_of(task).folder / f"{before.name} to {after.name}"
-    weights = dict(module_of(before.engine.name).read_weights(kept, before.resolved))
+    weights = dict(read_weights(kept, before.resolved))
     plain = reference(before.resolved, SAVED).weights
-    assert weights.keys() == plain.keys()
-    for name, weight in weights.items():
+    assert weights.keys() == plain.keys() | {*before.resolved.model.buffer_names}
+    for name, whole in plain.items():
+        weight = weights[name]
         assert weight.dtype == torch.float32
         # The K part of a QKV bias has no gradient but rounding, which Adam makes large.
         limit = 1e-2 if not exact else 1e-4 if name.endswith("qkv.bias") else 1e-5
-        assert (weight - plain[name]).abs().max() <= limit, name
+        assert (weight - whole[: len(weight)]).abs().max() <= limit, name
 
 
 def refuse(folder: Path, case: Case) -> dict[str, str]:
@@ -317,7 +321,7 @@ def refuse(folder: Path, case: Case) -> dict[str, str]:
     said["missing"] = complaint(engine, folder / "nowhere")
     dist.barrier()
     if dist.get_rank() == 0:
-        lost = kept / "deepspeed" if (kept / "deepspeed").exists() else kept / "dcp" / ".metadata"
+        lost = kept / "deepspeed" if (kept / "deepspeed").exists() else kept / "states.json"
         lost.rename(kept / "lost")
     dist.barrier()
     return said | {"lost": complaint(engine, kept)}
@@ -329,7 +333,7 @@ def test_a_checkpoint_of_another_model_is_refused(task: Task, found: Found) -> N
     assert said["same"] == ""
     assert f"another model: model.hidden is {hidden} in it and 64 in this run" in said["model"]
     assert "model.json cannot be read" in said["missing"]
-    assert "holds no weights" in said["lost"]
+    assert ("holds no weights" if task.given[0].engine.name == "deepspeed-zero" else "cannot be read") in said["lost"]
 
 
 def overflow(folder: Path, case: Case, other: Case) -> dict[str, Any]:

@@ -151,10 +151,7 @@ def save_now(engine: Any, folder: Path, from_copies: bool = True) -> Path:
     engine.save(files)
     if from_copies:
         files.copy(HostCopies())
-    _, own = files.write(folder)
-    notes = files.peers.gather(own)
-    if files.peers.is_first:
-        files.finish(folder, [note for part in notes for note in part])
+    files.write(folder)
     dist.barrier()
     return folder
 
@@ -164,8 +161,7 @@ def saved_weights(engine: Any, resolved: Resolved, folder: Path) -> dict[str, Te
     save_now(engine, new_folder(folder))
     if dist.get_rank():
         return {}
-    module = protocol.module_of(resolved.engine.name)
-    weights = {name: weight.clone() for name, weight in module.read_weights(folder, resolved)}
+    weights = {name: weight.clone() for name, weight in protocol.read_weights(folder, resolved)}
     shutil.rmtree(folder)
     return weights
 

@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import Data, Engine
+from hpc_gpt.trainer.checkpoints.training_state import read_positions
 from hpc_gpt.trainer.export import export_hf
 from tests.made_runs import read_run
 from tests.trainer.launch import figures, new_run, settings, train
@@ -70,8 +71,9 @@ def test_two_ranks_of_a_replica_are_one_process_in_everything(tmp_path: Path, sh
     shared = trained(tmp_path / "shared", shards, SHARED)
     check_alike(shared, one, range(1, STEPS + 1))
     # The replica's position in its shards is saved once, and is that of the one process.
-    kept, saved = ([*run.checkpoints.glob(f"step-{SAVED:08d}/data-*")] for run in (one, shared))
-    assert [(path.name, path.read_text()) for path in saved] == [("data-00000.json", kept[0].read_text())]
+    kept, saved = (read_positions(run.checkpoints / f"step-{SAVED:08d}") for run in (one, shared))
+    assert saved == kept
+    assert kept.keys() == {0}
     records = [read_run(run) for run in (one, shared)]
     assert [record.tokens_total for record in records] == [STEPS * 4 * 32] * 2
     assert (records[1].gpus, records[1].cp, records[1].dp) == (2, 2, 1)

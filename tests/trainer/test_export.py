@@ -19,7 +19,7 @@ from hpc_gpt.core.weights import tensors
 from hpc_gpt.core.weights.config import InitConfig, architecture_in, config_of, read_config
 from hpc_gpt.core.weights.names import size_of
 from hpc_gpt.core.weights.tensors import write_hf
-from hpc_gpt.trainer.engines.protocol import module_of
+from hpc_gpt.trainer.engines.protocol import read_weights
 from hpc_gpt.trainer.export import export_hf, main
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.tensor_parallel import full_name
@@ -55,8 +55,7 @@ def our_logits(run: RunFolder, step: int, tokens: torch.Tensor) -> torch.Tensor:
 
     resolved = run.resolved()
     model = Gpt(resolved.model, seed=99)
-    module = module_of(resolved.engine.name)
-    weights = dict(module.read_weights(run.checkpoints / f"step-{step:08d}", resolved))
+    weights = dict(read_weights(run.checkpoints / f"step-{step:08d}", resolved))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(weights.pop(full_name(parameter)))

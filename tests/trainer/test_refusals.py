@@ -17,11 +17,9 @@ from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer import attempt, export
 from hpc_gpt.trainer.__main__ import _find_attempt
-from hpc_gpt.trainer.checkpoints import training_state, universal
+from hpc_gpt.trainer.checkpoints import older, training_state, universal
 from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.trainer.checkpoints.folders import load_metadata, load_safely
-from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
-from hpc_gpt.trainer.checkpoints.replicated import read_replicated
 from hpc_gpt.trainer.engines.attention import AttentionKernels
 from hpc_gpt.trainer.engines.kernels import check_compilers
 from hpc_gpt.trainer.engines.protocol import build_engine, check_dtype_on, check_matmul_on
@@ -98,9 +96,9 @@ def resumes(resolved: Resolved, before: Resolved = SAVED) -> Callable[[Path], An
     """With other settings than those of the checkpoint."""
 
     def act(at: Path) -> Any:
-        training_state.put_identity(files := RankFiles(), before, 20)
-        files.write(at)
-        return training_state.check_identity(at, resolved, frozenset({"engine.zero_stage"}))
+        return training_state.check_identity(
+            at, training_state.identity(before), resolved, frozenset({"engine.zero_stage"})
+        )
 
     return act
 
@@ -159,7 +157,7 @@ def exported(*weights: str) -> Callable[[Path], Any]:
     def act(at: Path) -> Any:
         with pytest.MonkeyPatch.context() as patch:
             found = [(name, torch.zeros(1)) for name in weights]
-            patch.setattr(export, "module_of", lambda name: SimpleNamespace(read_weights=lambda *words: found))
+            patch.setattr(export, "read_weights", lambda *words: found)
             return list(export._weights(at, SAVED))
 
     return act
@@ -259,7 +257,7 @@ ROWS: dict[str, Row] = {
      f"engine.partition is layers in it and [1, 1] in this run; engine.tiles is 1 in it and 2 in this run | {RESUME}"),
     "no json": (cut("model.json", training_state.read_identity),
      f"HERE: model.json cannot be read: Expecting ',' delimiter: line 1 column 11 (char 10) | {IT_IS_DAMAGED}"),
-    "no generators": (lambda at: training_state.load_random_state(at, 3, CPU),
+    "no generators": (lambda at: training_state.load_generators(at, 3, 4, CPU),
      f"HERE: random-00003.pt is missing | {IT_IS_DAMAGED}"),
     "a program among tensors": (program("bad.pt", torch.save, load_safely),
      f"HERE/bad.pt cannot be read as data alone: it names posix.mkdir | {A_PROGRAM}"),
@@ -268,7 +266,7 @@ ROWS: dict[str, Row] = {
     "an empty file of tensors": (cut("a.pt", lambda at: load_safely(at / "a.pt"), ""),
      f"HERE/a.pt cannot be read as data alone: EOFError | {A_PROGRAM}"),
     "another step than it says": (lies, f"HERE/step-00000010 says step 10, but holds step 9 | {REMOVE_IT}"),
-    "no weights": (lambda at: list(read_replicated(at, SAVED)), f"HERE holds no weights.pt | {REMOVE_IT}"),
+    "no weights": (lambda at: older.OlderStates(at), f"HERE holds no weights | {REMOVE_IT}"),
     "pieces that are missing": (states(pieces=[]), f"HERE holds 9 of the 12 elements of qkv | {REMOVE_IT}"),
     "states on NVMe": (states(swapped=True),
      "HERE lacks the states that hpc-gpt 0.3 offloaded to NVMe: DeepSpeed 0.19.8 does not save them | submit a new "

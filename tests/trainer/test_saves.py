@@ -34,11 +34,10 @@ def foreground(tmp_path_factory: pytest.TempPathFactory, tokens: Path) -> RunFol
 
 
 def sums(run: RunFolder) -> dict[str, dict[str, Any]]:
-    """Of every checkpoint the files' sizes and sums; Python's own generator, in random-*.pt, is every process's own."""
+    """Of every checkpoint the files' sizes and sums; Python's own generator, in generators.bin, is a process's own."""
     found = {path.name: json.loads((path / "complete.json").read_text())["files"] for path in run.checkpoints.iterdir()}
     return {
-        name: {file: each for file, each in files.items() if not file.startswith("random-")}
-        for name, files in found.items()
+        name: {file: each for file, each in files.items() if file != "generators.bin"} for name, files in found.items()
     }
 
 
@@ -50,7 +49,7 @@ def test_a_background_save_has_the_same_bytes_and_figures(tmp_path, tokens, fore
     assert "; the training waited " in launch.log
     assert "the training waited" not in foreground.attempts()[0].log.read_text()
     assert figures(run) == figures(foreground)
-    assert min(map(len, sums(run).values())) > 5
+    assert min(map(len, sums(run).values())) > 1
     assert sums(run) == sums(foreground)
 
 
@@ -75,9 +74,7 @@ def test_every_engine_can(tmp_path: Path, tokens: Path, engine: Engine, layout: 
         assert launch.wait() == [0, 0], launch.log
     assert figures(runs[0]) == figures(runs[1])
     once, meanwhile = (sums(run)["step-00000002"] for run in runs)
-    # torch's metadata name their own folder, and themselves.
-    assert {name for name in once if once[name] != meanwhile[name]} <= {"dcp/.metadata"}
-    assert once.keys() == meanwhile.keys()
+    assert once == meanwhile
 
 
 def test_training_goes_on_during_a_save_and_a_kill_loses_nothing(tmp_path, tokens, foreground):

@@ -35,11 +35,6 @@ IT_IS_DAMAGED = "the checkpoint is damaged; remove it: then the one before it is
 Sums = dict[str, dict[str, int]]
 
 
-def list_files(folder: Path) -> list[str]:
-    """The paths of all files in a folder, relative to it."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-
-
 def load_json(path: Path) -> dict[str, Any]:
     """Reads the JSON object in a file of a checkpoint. Raises CheckpointError if it cannot be read."""
     try:

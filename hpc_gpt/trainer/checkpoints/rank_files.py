@@ -36,10 +36,8 @@ _SAFETENSORS = {
 }  # fmt: skip
 # The share of free memory that copies may take; the rest is for the training, the data and the page cache.
 _SHARE = 0.8
-# Writes tensors below a folder; returns the sums of the files, and a note for rank 0.
-Write = Callable[[Path, Sequence[Tensor]], tuple[Sums, Any]]
-# Called on rank 0 with the notes of all ranks, after all have written.
-Finish = Callable[[Path, list[Any]], None]
+# Writes tensors below a folder; returns the sums of the files.
+Write = Callable[[Path, Sequence[Tensor]], Sums]
 
 
 @dataclass
@@ -58,19 +56,18 @@ class RankFiles:
     def __init__(self, peers: Peers | None = None) -> None:
         self.peers = peers or Peers()
         self._entries: list[_Entry] = []
-        self._finish: Finish | None = None
 
     def put(self, name: str, state: Any) -> None:
         """Adds a file in torch.save's format. `state` consists of dicts, lists, tuples, tensors and small objects."""
         parts, tensors = _remove_tensors(state)
 
-        def write(folder: Path, tensors: Sequence[Tensor]) -> tuple[Sums, Any]:
+        def write(folder: Path, tensors: Sequence[Tensor]) -> Sums:
             # torch's own CRCs in the file are never checked, and halve the speed.
             torch.serialization.set_crc32_options(False)
             with Sink(folder, name) as sink:
                 whole = _insert_tensors(parts, [_compact(tensor) for tensor in tensors])
                 torch.save(whole, cast(IO[bytes], sink))
-            return sink.sums, None
+            return sink.sums
 
         self._entries.append(_Entry(tensors, write))
 
@@ -94,35 +91,30 @@ class RankFiles:
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-(8 + len(text)) % ALIGNED)
 
-        def write(folder: Path, tensors: Sequence[Tensor]) -> tuple[Sums, Any]:
+        def write(folder: Path, tensors: Sequence[Tensor]) -> Sums:
             with Sink(folder, name) as sink:
                 sink.write(len(text).to_bytes(8, "little") + text)
                 for tensor in tensors:
                     sink.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
                     sink.write(bytes(-tensor.nbytes % ALIGNED))
-            return sink.sums, None
+            return sink.sums
 
         self._entries.append(_Entry([tensors[number] for number in order], write))
         return [8 + len(text) + offset for offset in offsets]
 
     def put_text(self, name: str, text: str) -> None:
         """Adds a text file."""
+        self.put_bytes(name, text.encode())
 
-        def write(folder: Path, tensors: Sequence[Tensor]) -> tuple[Sums, Any]:
+    def put_bytes(self, name: str, data: bytes) -> None:
+        """Adds a file of raw bytes."""
+
+        def write(folder: Path, tensors: Sequence[Tensor]) -> Sums:
             with Sink(folder, name) as sink:
-                sink.write(text.encode())
-            return sink.sums, None
+                sink.write(data)
+            return sink.sums
 
         self._entries.append(_Entry([], write))
-
-    def put_by(self, tensors: Sequence[Tensor], write: Write, finish: Finish) -> None:
-        """Adds files that `write` makes from `tensors`, or from copies of them; at most once per checkpoint.
-
-        `finish` is called on rank 0 with the notes that every rank's `write` returned.
-        """
-        assert self._finish is None
-        self._entries.append(_Entry(list(tensors), write))
-        self._finish = finish
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -145,25 +137,14 @@ class RankFiles:
         for entry in self._entries:
             entry.tensors, copied = copied[: len(entry.tensors)], copied[len(entry.tensors) :]
 
-    def write(self, folder: Path) -> tuple[Sums, list[Any]]:
-        """Writes all files below `folder`; returns their sums and the notes for `finish`.
-
-        Raises OSError if the disk refuses.
-        """
+    def write(self, folder: Path) -> Sums:
+        """Writes all files below `folder`; returns their sums. Raises OSError if the disk refuses."""
         sums: Sums = {}
-        notes = []
         for entry in self._entries:
-            written, note = entry.write(folder, entry.tensors)
+            written = entry.write(folder, entry.tensors)
             assert not sums.keys() & written.keys()
             sums |= written
-            if note is not None:
-                notes.append(note)
-        return sums, notes
-
-    def finish(self, folder: Path, notes: list[Any]) -> None:
-        """To be called on rank 0, with the notes of all ranks in rank order."""
-        if self._finish is not None:
-            self._finish(folder, notes)
+        return sums
 
 
 def map_file(path: Path) -> np.ndarray[Any, Any]:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.runs.checkpoints import WRITING, checkpoint_folder_name, read_through
+from hpc_gpt.core.runs.checkpoints import WRITING, checkpoint_folder_name
 from hpc_gpt.core.runs.full_disk import Refusal, disk_refusal
 from hpc_gpt.core.runs.retention import Removal
-from hpc_gpt.trainer.checkpoints.folders import Sums, complete, list_files
+from hpc_gpt.trainer.checkpoints.folders import Sums, complete
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.checkpoints.write_progress import PROGRESS, start
 from hpc_gpt.trainer.ranks import Peers
@@ -44,7 +44,6 @@ class _Part:
     """The sums of the files that one rank has written, or the disk's refusal."""
 
     sums: Sums = field(default_factory=dict)
-    notes: list[Any] = field(default_factory=list)
     refusal: Refusal = field(default_factory=Refusal)
     held_up: str = ""
 
@@ -143,7 +142,7 @@ class Save:
 
     def _write(self) -> None:
         try:
-            self._part.sums, self._part.notes = self._files.write(self._aside)
+            self._part.sums = self._files.write(self._aside)
         except (OSError, RuntimeError) as fault:
             self._part.refusal = disk_refusal(fault, self._folder)
 
@@ -151,12 +150,6 @@ class Save:
         """Completes the checkpoint. Called on rank 0."""
         sums = {name: file for part in parts for name, file in part.sums.items()}
         try:
-            self._files.finish(self._aside, [note for part in parts for note in part.notes])
-            for name in list_files(self._aside):
-                if name not in sums:
-                    PROGRESS.reached(self._aside / name, (self._aside / name).stat().st_size)
-                    size, crc = read_through(self._aside / name)
-                    sums[name] = {"bytes": size, "crc32": crc}
             marker = self._marker | {"time": time.time(), "files": dict(sorted(sums.items()))}
             PROGRESS.reached(self._folder / checkpoint_folder_name(self.step))
             complete(self._aside, self._folder / checkpoint_folder_name(self.step), marker)

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from hpc_gpt.core.errors import CheckpointError
+from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.checkpoints.folders import IT_IS_DAMAGED, REMOVE_IT, load_json
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles, map_file
 from hpc_gpt.trainer.model.tensor_parallel import Split
@@ -205,6 +206,12 @@ class SavedStates:
         self._maps: dict[str, np.ndarray[Any, Any]] = {}
 
     @property
+    def optimizer(self) -> dict[str, float]:
+        """The optimizer's states that are one number, by its own names; without skipped steps."""
+        numbers: dict[str, float] = self.about["optimizer"]
+        return numbers
+
+    @property
     def names(self) -> list[str]:
         """The full names of all parameters, and of the choice biases of routers."""
         return list(self._parameters)
@@ -294,6 +301,11 @@ class SavedStates:
                 f"{self.folder / file} ends before byte {offset + count * kind.itemsize}", IT_IS_DAMAGED
             )
         return torch.from_numpy(data).view(kind)
+
+
+def kept_rows(model: ModelShape, name: str, rows: int) -> int:
+    """How many of a parameter's `rows` are saved: those past the vocabulary are an engine's own."""
+    return min(rows, model.vocab) if name in ("embedding.weight", "head.weight") else rows
 
 
 def file_name(rank: int) -> str:

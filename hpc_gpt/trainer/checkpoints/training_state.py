@@ -1,30 +1,34 @@
 """The parts of every checkpoint besides weights and optimizer states.
 
-model.json         its model, layout and arithmetic, compared before anything is loaded
-random-00000.pt    the states of a rank's random generators
-data-00003.json    how far a data-parallel rank has read a stream of data
+settings         its model, layout and arithmetic, compared before anything is loaded: in states.json
+generators.bin   the states of the random generators, a record for each rank
+positions.json   how far each data-parallel rank has read a stream of data, if it does
 """
 
 import json
+import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
 from hpc_gpt.core.engines.base.ds_config import sub_group_elements, zero_stage
 from hpc_gpt.core.errors import CheckpointError
+from hpc_gpt.core.runs.descent import convertible
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.checkpoints.folders import IT_IS_DAMAGED, REMOVE_IT, load_json, load_safely
+from hpc_gpt.trainer.checkpoints import older
+from hpc_gpt.trainer.checkpoints.folders import load_json
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
-from hpc_gpt.trainer.model.tensor_parallel import full_name
+from hpc_gpt.trainer.checkpoints.states import INDEX, SavedStates
 
-NAME = "model.json"
+NAME, GENERATORS, POSITIONS = "model.json", "generators.bin", "positions.json"
+# The ends of the plain numbers in a record: numpy's words and numbers, Python's words and number.
+_PLAIN = (624, 627, 1252, 1253)
 # For ZeRO-3 only: its states are saved in groups of this many elements.
 SUB_GROUP = "engine.sub_group_elements"
 
@@ -59,21 +63,38 @@ def put_identity(files: RankFiles, resolved: Resolved, step: int) -> None:
 
 
 def read_identity(folder: Path) -> dict[str, Any]:
-    """Reads model.json: the keys of `identity`, and `step`. Raises CheckpointError if it cannot be read."""
-    return load_json(folder / NAME)
+    """Reads the keys of `identity`, and `step`. Raises CheckpointError if they cannot be read."""
+    if not (folder / INDEX).is_file():
+        return load_json(folder / NAME)
+    index = load_json(folder / INDEX)
+    return {"step": index["step"], **index["settings"]}
 
 
-def check_identity(folder: Path, resolved: Resolved, convertible: frozenset[str] = frozenset()) -> frozenset[str]:
-    """Returns the keys in which the checkpoint differs from this run; all of them are `convertible`.
+def open_checkpoint(folder: Path, resolved: Resolved) -> tuple[SavedStates, frozenset[str]]:
+    """Returns a checkpoint's elements, and the keys in which it differs from this run.
+
+    Raises CheckpointError if the run cannot go on from it.
+    """
+    saved = SavedStates(folder) if (folder / INDEX).is_file() else None
+    settings = read_identity(folder) if saved is None else saved.about["settings"]
+    may = convertible(str(settings.get("engine.name")), resolved.engine.name)
+    differing = check_identity(folder, settings, resolved, may)
+    return saved or older.OlderStates(folder), differing
+
+
+def check_identity(
+    folder: Path, saved: Mapping[str, Any], resolved: Resolved, may: frozenset[str] = frozenset()
+) -> frozenset[str]:
+    """Returns the keys in which the checkpoint's settings, `saved`, differ from this run; they `may`.
 
     Raises CheckpointError, which names every difference, for a checkpoint of another model or arithmetic, or of a
     layout that the engine cannot convert.
     """
-    saved, wanted = (_OF_A_PLAIN_SHAPE | one for one in (read_identity(folder), identity(resolved)))
+    saved, wanted = (_OF_A_PLAIN_SHAPE | dict(one) for one in (saved, identity(resolved)))
     # The saved keys of the model count, too: either may have left out a default.
     keys = [*wanted, *(key for key in saved if key.startswith("model.") and key not in wanted)]
     differences = {key: wanted.get(key) for key in keys if saved.get(key) != wanted.get(key)}
-    if not differences.keys() <= convertible:
+    if not differences.keys() <= may:
         of_model = any(key.startswith("model.") for key in differences)
         texts = (f"{key} is {saved.get(key)} in it and {value} in this run" for key, value in differences.items())
         raise CheckpointError(
@@ -84,80 +105,51 @@ def check_identity(folder: Path, resolved: Resolved, convertible: frozenset[str]
     return frozenset(differences)
 
 
-def put_random_state(files: RankFiles, rank: int, device: torch.device) -> None:
-    """Adds the states of this rank's generators, as tensors and plain numbers."""
-    kind, keys, *numbers = np.random.get_state()
-    numpy = (str(kind), torch.from_numpy(np.asarray(keys, dtype=np.int64)), *numbers)
-    state = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": numpy}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    files.put(f"random-{rank:05d}.pt", state)
+def put_generators(files: RankFiles, device: torch.device) -> None:
+    """Adds the states of all ranks' random generators, on rank 0. Collective.
+
+    A rank's record: numpy's 624 words and 3 numbers, Python's 625 words and 1 number, as fp64; then the bytes of the
+    generators of torch, on a GPU also of the device.
+    """
+    _, keys, *numbers = np.random.get_state()
+    _, words, gauss = random.getstate()
+    plain = np.array([*keys, *numbers, *words, math.nan if gauss is None else gauss])
+    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+    record = plain.tobytes() + b"".join(state.numpy().tobytes() for state in states)
+    records = files.peers.gather(record)
+    if files.peers.is_first:
+        files.put_bytes(GENERATORS, b"".join(records))
 
 
-def load_random_state(folder: Path, rank: int, device: torch.device) -> None:
-    """Restores the states of this rank's generators. Raises CheckpointError if they were not saved."""
-    path = folder / f"random-{rank:05d}.pt"
+def load_generators(folder: Path, rank: int, ranks: int, device: torch.device) -> None:
+    """Restores the states of the generators of this rank of `ranks`. Raises CheckpointError if they were not saved."""
+    path = folder / GENERATORS
     if not path.is_file():
-        raise CheckpointError(f"{folder}: {path.name} is missing", IT_IS_DAMAGED)
-    state = load_safely(path)
-    torch.set_rng_state(state["torch"])
-    random.setstate(state["python"])
-    kind, keys, *numbers = state["numpy"]
-    np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), *numbers))
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
+        older.load_generators(folder, rank, device)
+        return
+    size = path.stat().st_size // ranks
+    with path.open("rb") as file:
+        file.seek(rank * size)
+        record = file.read(size)
+    keys, numbers, words, gauss = np.split(np.frombuffer(record[: 8 * _PLAIN[-1]]), _PLAIN[:-1])
+    np.random.set_state(("MT19937", keys.astype(np.uint32), int(numbers[0]), int(numbers[1]), float(numbers[2])))
+    random.setstate((3, tuple(map(int, words)), None if math.isnan(gauss[0]) else float(gauss[0])))
+    states = torch.frombuffer(bytearray(record[8 * _PLAIN[-1] :]), dtype=torch.uint8)
+    size = len(torch.get_rng_state())
+    torch.set_rng_state(states[:size])
+    if device.type == "cuda" and len(states) > size:
+        torch.cuda.set_rng_state(states[size:], device)
 
 
 def put_positions(files: RankFiles, positions: Mapping[int, Mapping[str, Any]]) -> None:
-    """Adds one file per data-parallel rank in `positions`."""
-    for dp_rank, position in positions.items():
-        files.put_text(f"data-{dp_rank:05d}.json", json.dumps(position) + "\n")
-
-
-def owned_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """The parameters of the optimizer, in its order."""
-    return [one for group in optimizer.param_groups for one in group["params"]]
-
-
-def set_states(optimizer: torch.optim.Optimizer, states: Mapping[str, Any]) -> None:
-    """Gives the optimizer the states of its parameters, found by full name. SGD without momentum has no states."""
-    names = [full_name(one) for one in owned_by(optimizer)]
-    numbered = {number: states[name] for number, name in enumerate(names) if name in states}
-    optimizer.load_state_dict({"state": numbered, "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-class Whole(NamedTuple):
-    """A checkpoint of ddp or fsdp for the other one: its step, its loss scale, and (full name, moment, tensor) of each
-    weight, whose moment is "", and of each optimizer state, whole and in the model's order."""
-
-    step: int
-    scale: dict[str, Any]
-    tensors: Iterator[tuple[str, str, Tensor]]
-
-
-@torch.no_grad()
-def take_whole(
-    whole: Whole,
-    parameters: Mapping[str, Tensor],
-    optimizer: torch.optim.Optimizer,
-    share: Callable[[str, Tensor], Tensor],
-) -> tuple[int, dict[str, Any]]:
-    """Fills fp32 `parameters`, by full name, and the states of the `optimizer` with this rank's `share` of each tensor;
-    returns (step, loss scale). Raises CheckpointError if a parameter is missing."""
-    missing, owned = set(parameters), {full_name(one) for one in owned_by(optimizer)}
-    states: dict[str, dict[str, Tensor]] = {}
-    for name, moment, tensor in whole.tensors:
-        if not moment:
-            parameters[name].copy_(share(name, tensor))
-            missing.discard(name)
-        elif name in owned:
-            states.setdefault(name, {})[moment] = (share(name, tensor) if tensor.ndim else tensor).clone()
-    if missing:
-        raise CheckpointError(f"the checkpoint holds no {min(missing)}", REMOVE_IT)
-    set_states(optimizer, states)
-    return whole.step, whole.scale
+    """Adds the positions of all data-parallel ranks, on rank 0, if there are any. Collective."""
+    everyones = {dp_rank: one for part in files.peers.gather(positions) for dp_rank, one in part.items()}
+    if everyones:
+        files.put_text(POSITIONS, json.dumps(everyones) + "\n")
 
 
 def read_positions(folder: Path) -> dict[int, dict[str, Any]]:
     """The positions of all data-parallel ranks; empty for data whose samples depend on the step alone."""
-    return {int(path.stem.removeprefix("data-")): load_json(path) for path in sorted(folder.glob("data-*.json"))}
+    if not (folder / POSITIONS).is_file():
+        return older.read_positions(folder)
+    return {int(dp_rank): position for dp_rank, position in load_json(folder / POSITIONS).items()}

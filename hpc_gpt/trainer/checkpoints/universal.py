@@ -298,8 +298,9 @@ def read_universal(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tens
 def find_differences(folder: Path, resolved: Resolved) -> frozenset[str]:
     """Returns the keys in which the checkpoint differs. Raises CheckpointError if `load_universal` cannot convert
     one."""
-    saved = str(read_identity(folder).get("engine.name"))
-    return check_identity(folder, resolved, convertible(saved, resolved.engine.name) | {SUB_GROUP})
+    saved = read_identity(folder)
+    may = convertible(str(saved.get("engine.name")), resolved.engine.name) | {SUB_GROUP}
+    return check_identity(folder, saved, resolved, may)
 
 
 def load_universal(engine: Any, module: nn.Module, folder: Path, resolved: Resolved, tp_rank: int) -> None:

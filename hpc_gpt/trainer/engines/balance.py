@@ -1,16 +1,13 @@
 """The balance of a mixture's experts in a step: the factor of its losses, the choice biases, and the step's figures."""
 
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.checkpoints.folders import REMOVE_IT, load_safely
-from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
+from hpc_gpt.trainer.checkpoints.states import WEIGHT, Held, SavedStates, Share
 from hpc_gpt.trainer.model.router import Router, routers_of
 
 _COMPARED_EVERY = 100  # steps, besides an attempt's first one
@@ -101,28 +98,18 @@ class Balance:
         """The names of the choice biases."""
         return {*self._biases()}
 
-    def save(self, files: RankFiles, pp_rank: int, is_first: bool) -> None:
-        """Adds the choice biases of this stage; `is_first`: the rank is the first one of its stage."""
-        biases = self._biases()
-        if biases and is_first:
-            files.put(f"balance-{pp_rank:05d}.pt", biases)
+    def held(self, is_first: bool) -> Iterator[Held]:
+        """Yields the choice biases of this stage for a checkpoint; `is_first`: the rank is the first one of its
+        stage."""
+        for name, bias in self._biases().items() if is_first else ():
+            yield Held(Share(name, tuple(bias.shape), None, 0, 1, 0, len(bias), len(bias)), WEIGHT, bias)
 
     @torch.no_grad()
-    def load(self, folder: Path) -> None:
-        """Restores the choice biases, which any layout saved. Raises CheckpointError if one is missing."""
-        if biases := self._biases():
-            saved = dict(read_biases(folder))
-            for name, bias in biases.items():
-                if name not in saved:
-                    raise CheckpointError(f"{folder} holds no {name}", REMOVE_IT)
-                bias.copy_(saved[name])
+    def load(self, saved: SavedStates) -> None:
+        """Restores the choice biases. Raises CheckpointError if one is missing."""
+        for held in self.held(is_first=True):
+            saved.read(held.share, WEIGHT, held.elements)
 
     def _biases(self) -> dict[str, Tensor]:
         ours = {f"{one.name}.choice_bias": one.choice_bias for one in self._routers if one.choice_bias is not None}
         return ours or self._of_other_model()
-
-
-def read_biases(folder: Path) -> list[tuple[str, Tensor]]:
-    """Returns (full name, value) of each choice bias in a checkpoint of any layout."""
-    files = [load_safely(path) for path in sorted(folder.glob("balance-*.pt"))]
-    return [(name, bias) for file in files for name, bias in file.items()]

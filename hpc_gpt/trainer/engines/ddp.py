@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from typing import TYPE_CHECKING, Any
+import math
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,12 +17,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.checkpoints.replicated import ReplicatedCheckpoint, read_whole
-from hpc_gpt.trainer.checkpoints.replicated import read_replicated as read_weights
+from hpc_gpt.trainer.checkpoints.states import Share
+from hpc_gpt.trainer.checkpoints.torch_states import TorchStates, whole_share
 from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.kernels import compile_model, compiler
 from hpc_gpt.trainer.engines.master_weights import HALF, MasterWeights
-from hpc_gpt.trainer.engines.optimizer import Update, build_optimizer, gradients_of, norms_of, owned
+from hpc_gpt.trainer.engines.optimizer import Update, build_optimizer, gradients_of, kernel_of, norms_of, owned
 from hpc_gpt.trainer.engines.protocol import TorchEngine
 from hpc_gpt.trainer.engines.torch_private import all_reduce_each, for_each
 from hpc_gpt.trainer.model.fp8 import WeightsOnce
@@ -29,9 +30,6 @@ from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, full_name, is_of_experts
 from hpc_gpt.trainer.ranks import own_group
-
-if TYPE_CHECKING:
-    from hpc_gpt.trainer.checkpoints.sharded import ShardedCheckpoint
 
 
 class Ddp(TorchEngine):
@@ -41,7 +39,8 @@ class Ddp(TorchEngine):
         layout, engine, train = resolved.layout, resolved.engine, resolved.train
         assert layout.pp == 1, "the settings' check of the engine refuses stages"
         super().__init__(resolved, device)
-        self.module = Gpt(resolved.model, train.seed, self._tensor_parallel(), Techniques.of(engine, train)).to(device)
+        tp = TensorParallel(given=self.initial, device=device, context=self.context, experts=self.experts)
+        self.module = Gpt(resolved.model, train.seed, tp, Techniques.of(engine, train)).to(device)
         parts = self.module.parts()
         if layout.ep > 1:
             sides = [
@@ -68,13 +67,13 @@ class Ddp(TorchEngine):
         self._update = Update(
             optimizer, lambda: norms_of(gradients_of(counted)), everyone, train.clip, self._scaler, device
         )
-        self._checkpoint = self._checkpoint_of(optimizer)
+        shares = [whole_share(one, resolved.model, self.experts) for one in self._parameters]
+        kernel = kernel_of(optimizer)
+        self._states = TorchStates(self._parameters, shares, kernel, self._writes, kernel is not optimizer)
 
-    def _tensor_parallel(self) -> TensorParallel:
-        return TensorParallel(given=self.initial, device=self.device, context=self.context, experts=self.experts)
-
-    def _checkpoint_of(self, optimizer: torch.optim.Optimizer) -> ReplicatedCheckpoint | ShardedCheckpoint:
-        return ReplicatedCheckpoint(self._parameters, optimizer, self.experts)
+    def _writes(self, share: Share) -> bool:
+        """Whether this rank saves the share: the first rank does, and the first one with each of divided experts."""
+        return dist.get_rank() < (1 if share.count == math.prod(share.shape) else self.experts.size)
 
     def _wrap(self) -> DistributedDataParallel:
         """Returns the model wrapped by DDP.
@@ -143,7 +142,6 @@ class Ddp(TorchEngine):
 
 
 build = Ddp
-__all__ = ["Ddp", "build", "read_weights", "read_whole"]
 
 
 def _master_weights_of(resolved: Resolved, parts: list[list[nn.Parameter]]) -> MasterWeights | None:

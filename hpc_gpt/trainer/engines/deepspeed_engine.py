@@ -20,9 +20,10 @@ from hpc_gpt.core.engines.base.ds_config import clips_itself, shards_in_bf16_opt
 from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import learning_rate
+from hpc_gpt.trainer.checkpoints import older
 from hpc_gpt.trainer.checkpoints.folders import REMOVE_IT
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
-from hpc_gpt.trainer.checkpoints.training_state import load_random_state, put_identity, put_random_state
+from hpc_gpt.trainer.checkpoints.training_state import load_generators, put_generators, put_identity
 from hpc_gpt.trainer.checkpoints.universal import (
     Piece,
     WeightPlace,
@@ -134,8 +135,9 @@ class DeepspeedEngine(TrainingEngine):
         save_deepspeed(self._engine, files)
         at = self.tp_rank, self.pp_rank, self._resolved.layout.data_rank(dist.get_rank())
         put_pieces(files, self._engine, self.module, TAG, dist.get_rank(), at)
-        put_random_state(files, dist.get_rank(), self.device)
-        self.balance.save(files, self.pp_rank, self.tp_rank == self.cp_rank == self.dp_rank == 0)
+        put_generators(files, self.device)
+        if biases := {one.share.name: one.elements for one in self.balance.held(self.is_first_of_stage)}:
+            files.put(f"balance-{self.pp_rank:05d}.pt", biases)
         if dist.get_rank() == 0:
             put_identity(files, self._resolved, self.step)
 
@@ -152,8 +154,8 @@ class DeepspeedEngine(TrainingEngine):
                 self._engine.load_checkpoint(str(folder), tag=TAG)
             for group, decay in zip(self._optimizer.param_groups, decays, strict=True):
                 group["weight_decay"] = decay  # a branch may change it, and DeepSpeed has loaded the checkpoint's
-            load_random_state(folder, dist.get_rank(), self.device)
-        self.balance.load(folder)
+            load_generators(folder, dist.get_rank(), dist.get_world_size(), self.device)
+        self.balance.load(older.OlderBiases(folder))  # type: ignore[arg-type]
         dist.barrier()
 
 

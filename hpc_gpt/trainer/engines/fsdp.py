@@ -14,6 +14,7 @@ DTensors on the mesh of `build_mesh`, whose placements say which part of the mod
 """
 
 import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -28,9 +29,10 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from hpc_gpt.core.engines.fsdp import blocks_by_size
 from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.checkpoints.sharded import ShardedCheckpoint, read_whole
-from hpc_gpt.trainer.checkpoints.sharded import read_sharded as read_weights
+from hpc_gpt.trainer.checkpoints.states import Share, kept_rows
+from hpc_gpt.trainer.checkpoints.torch_states import TorchStates
 from hpc_gpt.trainer.engines.ddp import Ddp
 from hpc_gpt.trainer.engines.kernels import compile_model
 from hpc_gpt.trainer.engines.master_weights import HALF
@@ -52,8 +54,6 @@ from hpc_gpt.trainer.model.tensor_parallel import (
     split_of,
 )
 from hpc_gpt.trainer.ranks import own_group
-
-__all__ = ["build", "read_weights", "read_whole"]
 
 
 class Fsdp(TorchEngine):
@@ -85,7 +85,10 @@ class Fsdp(TorchEngine):
         self._update = Update(
             optimizer, lambda: norms_of(gradients_of(counted)), everyone, train.clip, self._scaler, device
         )
-        self._checkpoint = ShardedCheckpoint(self._parameters, self._shards, optimizer)
+        pairs = list(zip(self._parameters, self._shards, strict=True))
+        shares = [mesh_share(whole, shard, resolved.model) for whole, shard in pairs]
+        firsts = {full_name(shard) for whole, shard in pairs if is_first_copy(whole, split_of(shard))}
+        self._states = TorchStates(self._shards, shares, optimizer, lambda share: share.name in firsts)
 
     def _gradients(self, last: bool) -> AbstractContextManager[None]:
         self._root.set_is_last_backward(last)
@@ -119,33 +122,45 @@ class Fsdp(TorchEngine):
         return loss
 
 
-class Unsharded(Ddp):
-    """The engine on one GPU, where there is nothing to gather or reduce: no hooks. Its checkpoints are
-    those of `Fsdp`."""
-
-    def __init__(self, resolved: Resolved, device: torch.device) -> None:
-        self._mesh = build_mesh(resolved.layout, device)
-        super().__init__(resolved, device)
-
-    def _tensor_parallel(self) -> TensorParallel:
-        return _tensor_parallel(self._mesh, given=self.initial, device=self.device, context=self.context)
-
-    def _checkpoint_of(self, optimizer: torch.optim.Optimizer) -> ShardedCheckpoint:
-        whole = [_whole(one.detach(), one.shape, split_of(one), self._mesh) for one in self._parameters]
-        self._shards, self._parameters = self._parameters, whole
-        return ShardedCheckpoint(whole, self._shards, optimizer)
-
-
 def build(resolved: Resolved, device: torch.device) -> TrainingEngine:
-    """The engine for this rank."""
+    """The engine for this rank. On one GPU there is nothing to gather or reduce: it is ddp, without hooks."""
     # FSDP2's hooks copy offloaded states, and free 16-bit weights, which a model that needs tp has no room for.
     hooks = resolved.layout.gpus > 1 or resolved.engine.offload == "full"
-    return (Fsdp if hooks else Unsharded)(resolved, device)
+    return (Fsdp if hooks else Ddp)(resolved, device)
 
 
 def _shard_of(parameter: DTensor) -> nn.Parameter:
     """This rank's part of a parameter as a plain parameter in the same memory."""
     return name_parameter(nn.Parameter(parameter.to_local().detach()), full_name(parameter), split_of(parameter))  # type: ignore[arg-type]
+
+
+def mesh_share(whole: DTensor, shard: nn.Parameter, model: ModelShape) -> Share:
+    """The share of a parameter that `shard` has, whose rows the ranks of the mesh after its first dimension, tp, share.
+
+    The mesh's groups are not used: torch's cache gives a parameter the first mesh that equals its own. The groups of
+    that mesh may have ended, and other groups may have their names by now.
+    """
+    name, split, mesh = full_name(shard), split_of(shard), whole.device_mesh
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    tp, tp_rank = mesh.shape[0], coordinate[0]
+    rows, first = len(whole) // (tp if split is not None and split.dim == 0 else 1), 0
+    for placement, size, place in list(zip(whole.placements, mesh.shape, coordinate, strict=True))[1:]:
+        if placement.is_shard():
+            each = -(-rows // size)
+            low = min(rows, place * each)
+            first, rows = first + low, min(each, rows - low)
+    width = math.prod(whole.shape[1:]) // (tp if split is not None and split.dim else 1)
+    kept = kept_rows(model, name, len(whole))
+    return Share(name, tuple(whole.shape), split, tp_rank, tp, first * width, shard.numel(), kept)
+
+
+def is_first_copy(whole: DTensor, split: Split | None) -> bool:
+    """Whether no earlier rank has the same share: neither of another replica, nor of tp if all its ranks have it."""
+    names, coordinate = whole.device_mesh.mesh_dim_names or (), whole.device_mesh.get_coordinate()
+    assert coordinate is not None
+    copied = {"replicas"} if split is not None else {"replicas", "tp"}
+    return all(place == 0 for name, place in zip(names, coordinate, strict=True) if name in copied)
 
 
 def build_mesh(layout: Layout, device: torch.device) -> DeviceMesh:
@@ -199,10 +214,6 @@ def _whole(local: Tensor, share: Sequence[int], split: Split | None, mesh: Devic
     return DTensor.from_local(local, mesh, placed, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
-def _tensor_parallel(mesh: DeviceMesh, **how: Any) -> TensorParallel:
-    return TensorParallel(mesh.get_local_rank("tp"), mesh["tp"].size(), mesh.get_group("tp"), **how)
-
-
 def build_sharded_gpt(
     resolved: Resolved,
     device: torch.device,
@@ -229,7 +240,8 @@ def build_sharded_gpt(
     """
     shape, engine = resolved.model, resolved.engine
     later = functools.partial(torch.empty, device="meta")
-    tp = _tensor_parallel(mesh, given=initial, empty=later, context=context, experts=experts)
+    tp = TensorParallel(mesh.get_local_rank("tp"), mesh["tp"].size(), mesh.get_group("tp"), initial, empty=later,
+                        context=context, experts=experts)  # fmt: skip
     techniques = Techniques.of(engine, resolved.train)
     half = HALF.get(resolved.train.dtype)
     precision = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)

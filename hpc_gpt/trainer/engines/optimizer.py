@@ -177,12 +177,15 @@ class LossScaler:
             self._scaler.update()
 
     def read(self) -> dict[str, Any]:
-        """The state for a checkpoint, in plain numbers; empty if nothing is scaled. Waits for the device."""
-        return self._scaler.state_dict()
+        """The scale, and the steps since it has changed; empty if nothing is scaled. Waits for the device."""
+        state = self._scaler.state_dict()
+        return {"scale": state["scale"], "good_steps": state["_growth_tracker"]} if state else {}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restores a state that `read` returned."""
-        self._scaler.load_state_dict(state)
+        if state:
+            own = {"scale": state["scale"], "_growth_tracker": state["good_steps"]}
+            self._scaler.load_state_dict(self._scaler.state_dict() | own)
 
 
 class Update:

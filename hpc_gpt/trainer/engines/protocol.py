@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,19 +19,15 @@ from torch import Tensor, nn
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.process import no_collections
-from hpc_gpt.core.runs.descent import convertible
 from hpc_gpt.core.settings.requirements import check_package
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import learning_rate
 from hpc_gpt.core.weights.folder import read_folder
+from hpc_gpt.trainer.checkpoints import older
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
-from hpc_gpt.trainer.checkpoints.training_state import (
-    check_identity,
-    load_random_state,
-    put_identity,
-    put_random_state,
-    read_identity,
-)
+from hpc_gpt.trainer.checkpoints.states import INDEX, SavedIndex, SavedStates, put_states
+from hpc_gpt.trainer.checkpoints.torch_states import TorchStates
+from hpc_gpt.trainer.checkpoints.training_state import identity, load_generators, open_checkpoint, put_generators
 from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.attention import AttentionKernels, prepare_attention
 from hpc_gpt.trainer.engines.balance import Balance
@@ -43,10 +39,6 @@ from hpc_gpt.trainer.model.initial_weights import DrawnLater, GivenWeights, PutL
 from hpc_gpt.trainer.model.tensor_parallel import full_name
 from hpc_gpt.trainer.model.vocab_loss import OnePassLoss
 from hpc_gpt.trainer.ranks import context_of, experts_of
-
-if TYPE_CHECKING:
-    from hpc_gpt.trainer.checkpoints.replicated import ReplicatedCheckpoint
-    from hpc_gpt.trainer.checkpoints.sharded import ShardedCheckpoint
 
 MicroBatches = Iterator[MicroBatch]
 # The figures of `StepResult.balance`, as a line of metrics.jsonl names them.
@@ -137,6 +129,11 @@ class TrainingEngine:
         """
         raise NotImplementedError
 
+    @property
+    def is_first_of_stage(self) -> bool:
+        """Whether the rank is the first one of its pipeline stage."""
+        return self.tp_rank == self.cp_rank == self.dp_rank == 0
+
     def _inputs(self, micro_batch: MicroBatch) -> tuple[Any, ...]:
         """The model's arguments: tokens, targets, and their documents if the run masks documents."""
         if len(micro_batch) == 2:
@@ -166,11 +163,12 @@ class TorchEngine(TrainingEngine):
     _model: nn.Module
     _parameters: list[Any]
     _update: Update
-    _checkpoint: ReplicatedCheckpoint | ShardedCheckpoint
+    _states: TorchStates
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         super().__init__(resolved, device)
         self._step = 0
+        self._index = SavedIndex()
         self._scaler = LossScaler(resolved.train.dtype, device)
 
     @property
@@ -207,25 +205,25 @@ class TorchEngine(TrainingEngine):
         """Called after a checkpoint is loaded."""
 
     def save(self, files: RankFiles) -> None:
-        rank = dist.get_rank()
-        self._checkpoint.save(files, rank, self._step, self._scaler.read())
-        self.balance.save(files, self.pp_rank, self.tp_rank == self.cp_rank == self.dp_rank == 0)
-        put_random_state(files, rank, self.device)
-        if rank == 0:
-            put_identity(files, self._resolved, self._step)
+        about = {
+            "step": self._step,
+            "optimizer": self._states.numbers(),
+            "loss_scale": self._scaler.read(),
+            "settings": identity(self._resolved),
+        }
+        held = [*self._states.held(), *self.balance.held(self.is_first_of_stage)]
+        put_states(files, held, about, self._index)
+        put_generators(files, self.device)
 
     def load(self, folder: Path) -> None:
-        saved, ours = str(read_identity(folder).get("engine.name")), self._resolved.engine.name
-        differing = check_identity(folder, self._resolved, convertible(saved, ours))
-        if saved == ours:
-            self._step, scale = self._checkpoint.load(folder, dist.get_rank())
-        else:
-            self._step, scale = self._checkpoint.take(module_of(saved).read_whole(folder, self._resolved))
-        self._scaler.restore(scale)
+        saved, differing = open_checkpoint(folder, self._resolved)
+        self._states.load(saved)
+        self._step = int(saved.about["step"])
+        self._scaler.restore(saved.about["loss_scale"])
         self._weights_are_loaded()
-        self.balance.load(folder)
+        self.balance.load(saved)
         if not differing:
-            load_random_state(folder, dist.get_rank(), self.device)
+            load_generators(folder, dist.get_rank(), dist.get_world_size(), self.device)
         dist.barrier()
 
 
@@ -233,12 +231,23 @@ def module_of(engine: str) -> ModuleType:
     """The engine's module in this package, which has two functions.
 
     `build(resolved, device) -> TrainingEngine` is called on every rank after torch.distributed is initialised.
-    `read_weights(folder, resolved) -> Iterator[tuple[str, Tensor]]` yields every parameter of the whole model in a
-    checkpoint by its full name (`tensor_parallel.full_name`), fp32, in one process without torch.distributed.
-    `read_whole(folder, resolved) -> Whole` gives a checkpoint to other engines without DeepSpeed that load it.
+    `read_weights(folder, resolved) -> Iterator[tuple[str, Tensor]]`, of an engine with DeepSpeed, yields every
+    parameter of the whole model in a checkpoint by its full name, fp32, in one process without torch.distributed.
     """
     with no_collections():
         return importlib.import_module(engine_named(engine).trainer)
+
+
+def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
+    """Yields every parameter of the whole model in a checkpoint, and every choice bias, by its full name
+    (`tensor_parallel.full_name`), in one process without torch.distributed."""
+    module = module_of(resolved.engine.name)
+    if hasattr(module, "read_weights") and not (folder / INDEX).is_file():
+        yield from module.read_weights(folder, resolved)
+        yield from older.read_biases(folder)
+        return
+    saved = SavedStates(folder) if (folder / INDEX).is_file() else older.OlderStates(folder)
+    yield from ((name, saved.whole(name)) for name in saved.names)
 
 
 def build_engine(resolved: Resolved, device: torch.device) -> TrainingEngine:

@@ -193,7 +193,8 @@ class _OtherFails(Peers):
     """Rank 0 of two, of which the other's disk was full."""
 
     def gather(self, value: Any) -> list[Any]:
-        return [value, _Part(refusal=Refusal("No space left on device: its file", errno.ENOSPC))]
+        refusal = Refusal("No space left on device: its file", errno.ENOSPC)
+        return [value, _Part(refusal=refusal) if isinstance(value, _Part) else value]
 
 
 def test_what_another_rank_could_not_write_makes_no_checkpoint(tmp_path: Path) -> None:

@@ -6,11 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.checkpoint import FileSystemReader, state_dict_loader
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
 from hpc_gpt.trainer.checkpoints.rank_files import HostCopies, RankFiles, _compact, lacks_memory, node_free_bytes
-from hpc_gpt.trainer.checkpoints.sharded import CachedPlan, put_sharded
 
 
 def test_what_training_changes_after_the_copy_is_not_written(tmp_path: Path) -> None:
@@ -40,8 +37,7 @@ def test_sums_are_the_files_and_a_view_is_written_alone(tmp_path: Path, copied: 
     files.put_text("b.json", "{}\n")
     if copied:
         files.copy(HostCopies())
-    sums, notes = files.write(tmp_path)
-    assert notes == []
+    sums = files.write(tmp_path)
     for name, each in sums.items():
         data = (tmp_path / name).read_bytes()
         assert each == {"bytes": len(data), "crc32": zlib.crc32(data)}
@@ -61,43 +57,6 @@ def test_a_view_without_gaps_is_written_from_where_it_lies() -> None:
         assert (own.data_ptr(), own.untyped_storage().nbytes()) == (view.data_ptr(), view.nbytes)
         assert torch.equal(own, view)
     assert _compact(flat) is flat
-
-
-def test_pieces_are_planned_by_the_peers_over_no_device_group(tmp_path: Path) -> None:
-    """There is none here."""
-    files, weight = RankFiles(), torch.arange(6.0)
-    put_sharded(files, "dcp", {"w": weight}, {"w": weight}, CachedPlan())
-    sums, notes = files.write(tmp_path)
-    files.finish(tmp_path, notes)
-    assert sorted(sums) == ["dcp/__0_0.distcp"]
-    assert (tmp_path / "dcp" / ".metadata").stat().st_size
-
-
-def test_a_plan_is_kept_until_what_is_saved_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The saves overlap: a plan is made for the next one before the last is finished."""
-    planned: list[int] = []
-    plan = DefaultSavePlanner.create_global_plan
-    monkeypatch.setattr(
-        DefaultSavePlanner, "create_global_plan", lambda self, plans: (planned.append(len(saves)), plan(self, plans))[1]
-    )
-    kept, saves = CachedPlan(), []
-    for tensors in (
-        {"w": torch.arange(6.0)},
-        {"w": torch.arange(6.0) + 1},
-        {"w": torch.arange(6.0) + 2, "moment": torch.ones(3)},
-        {"w": torch.arange(6.0) + 3, "moment": torch.ones(3)},
-        {"w": torch.arange(8.0), "moment": torch.ones(3)},
-        {"w": torch.arange(8.0).half(), "moment": torch.ones(3)},
-    ):
-        put_sharded(files := RankFiles(), "dcp", tensors, tensors, kept)
-        saves.append((tmp_path / str(len(saves)), files, tensors))
-    assert planned == [0, 2, 4, 5]
-    for folder, files, tensors in saves:
-        folder.mkdir()
-        files.finish(folder, files.write(folder)[1])
-        found = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
-        state_dict_loader.load(found, storage_reader=FileSystemReader(folder / "dcp"), no_dist=True)
-        assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
 def test_too_little_memory_is_said_with_figures() -> None:

@@ -19,9 +19,9 @@ from hpc_gpt.trainer.checkpoints.folders import load_safely
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.checkpoints.training_state import (
     check_identity,
-    load_random_state,
+    load_generators,
+    put_generators,
     put_identity,
-    put_random_state,
     read_identity,
 )
 from tests.trainer.launch import settings
@@ -40,9 +40,9 @@ def write(folder: Path, resolved: Resolved) -> None:
 def test_the_same_run_differs_in_nothing_convertibles_are_told(tmp_path: Path) -> None:
     write(tmp_path, RESOLVED)
     assert read_identity(tmp_path)["step"] == 20
-    assert check_identity(tmp_path, RESOLVED) == frozenset()
+    assert check_identity(tmp_path, read_identity(tmp_path), RESOLVED) == frozenset()
     wider = replace(RESOLVED, layout=Layout(2, 1, 4))
-    assert check_identity(tmp_path, wider, DP_AND_STAGE) == {"layout.dp"}
+    assert check_identity(tmp_path, read_identity(tmp_path), wider, DP_AND_STAGE) == {"layout.dp"}
 
 
 def test_cp_may_be_converted(tmp_path: Path) -> None:
@@ -53,10 +53,10 @@ def test_cp_may_be_converted(tmp_path: Path) -> None:
     ):
         (folder := tmp_path / str(saved.layout)).mkdir()
         write(folder, saved)
-        assert check_identity(folder, saved) == frozenset()
-        assert check_identity(folder, resumed, frozenset({"layout.cp"})) == {"layout.cp"}
+        assert check_identity(folder, read_identity(folder), saved) == frozenset()
+        assert check_identity(folder, read_identity(folder), resumed, frozenset({"layout.cp"})) == {"layout.cp"}
         with pytest.raises(CheckpointError, match=rf"layout\.cp {words}"):
-            check_identity(folder, resumed)
+            check_identity(folder, read_identity(folder), resumed)
 
 
 def test_a_models_keys_are_compared_both_ways(tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_a_models_keys_are_compared_both_ways(tmp_path: Path) -> None:
         ):
             (tmp_path / "model.json").unlink(missing_ok=True)
             write(tmp_path, replace(RESOLVED, model=saved))
-            assert check_identity(tmp_path, replace(RESOLVED, model=saved)) == frozenset()
+            assert check_identity(tmp_path, read_identity(tmp_path), replace(RESOLVED, model=saved)) == frozenset()
             with pytest.raises(CheckpointError, match=re.escape(f"model.{key} is {words} in this run")):
-                check_identity(tmp_path, replace(RESOLVED, model=resumed))
+                check_identity(tmp_path, read_identity(tmp_path), replace(RESOLVED, model=resumed))
 
 
 class Program:
@@ -105,8 +105,8 @@ def test_deepspeeds_own_classes_are_read(tmp_path: Path) -> None:
 
 def test_generators_continue_from_a_checkpoint(tmp_path: Path) -> None:
     files = RankFiles()
-    put_random_state(files, 0, CPU)
+    put_generators(files, CPU)
     files.write(tmp_path)
     expected = torch.rand(3).tolist(), random.random(), np.random.random()
-    load_random_state(tmp_path, 0, CPU)
+    load_generators(tmp_path, 0, 1, CPU)
     assert (torch.rand(3).tolist(), random.random(), np.random.random()) == expected

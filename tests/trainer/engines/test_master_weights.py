@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.checkpoints.rank_files import HostCopies, RankFiles
-from hpc_gpt.trainer.checkpoints.replicated import ReplicatedCheckpoint
+from hpc_gpt.trainer.checkpoints.states import SavedIndex, SavedStates, put_states
+from hpc_gpt.trainer.checkpoints.torch_states import TorchStates, whole_share
 from hpc_gpt.trainer.engines.master_weights import HALF, MasterWeights
 from hpc_gpt.trainer.engines.optimizer import LossScaler, Update, build_optimizer, gradients_of, norms_of
 from hpc_gpt.trainer.model.gpt import Gpt
@@ -101,7 +102,7 @@ def test_small_updates_reach_the_weights_through_the_masters() -> None:
 
 
 CPU = torch.device("cpu")
-ODD = ModelShape(hidden=30, layers=2, heads=2, vocab=61, seq=16)
+ODD = ModelShape(hidden=30, layers=2, heads=2, vocab=64, seq=16)
 TRAIN = Train(dtype="bf16", weight_decay=0.3, clip=0.05)
 # Of a gradient's numbers; times fp16's first scale it fits fp16, and the norm is above what is clipped to.
 _DRAWN = 2.0**-10
@@ -117,7 +118,8 @@ class Training:
         self.scaler = LossScaler(train.dtype, CPU)
         norms = lambda: norms_of(gradients_of(self.masters.masters))  # noqa: E731
         self.update = Update(self.optimizer, norms, None, train.clip, self.scaler, CPU)
-        self.checkpoint = ReplicatedCheckpoint(self.masters.masters, self.optimizer)
+        shares = [whole_share(one, ODD) for one in self.masters.masters]
+        self.states = TorchStates(self.masters.masters, shares, self.optimizer, lambda share: True)
 
     def step(self, number: int, bad: float | None = None) -> tuple[float, bool]:
         """(norm, skipped) of a step whose gradients `number` draws; `bad` is one number of them."""
@@ -147,7 +149,8 @@ class Training:
         """Its checkpoint, from the tensors themselves or from copies of them."""
         folder.mkdir()
         files = RankFiles()
-        self.checkpoint.save(files, 0, 7, {})
+        about = {"settings": {"layout.tp": 1}, "optimizer": self.states.numbers()}
+        put_states(files, self.states.held(), about, SavedIndex())
         if copied:
             files.copy(HostCopies())
         files.write(folder)
@@ -155,7 +158,7 @@ class Training:
 
     def load(self, folder: Path) -> None:
         """As the engine does."""
-        assert self.checkpoint.load(folder, 0) == (7, {})
+        self.states.load(SavedStates(folder))
         self.masters.copy_back()
 
 

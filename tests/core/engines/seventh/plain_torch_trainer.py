@@ -7,8 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.checkpoints.replicated import ReplicatedCheckpoint
-from hpc_gpt.trainer.checkpoints.replicated import read_replicated as read_weights
+from hpc_gpt.trainer.checkpoints.torch_states import TorchStates, whole_share
 from hpc_gpt.trainer.engines.kernels import compile_model
 from hpc_gpt.trainer.engines.master_weights import HALF, MasterWeights
 from hpc_gpt.trainer.engines.optimizer import Update, build_optimizer, gradients_of, norms_of
@@ -16,8 +15,6 @@ from hpc_gpt.trainer.engines.protocol import TorchEngine
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
-
-__all__ = ["build", "read_weights"]
 
 
 class PlainTorch(TorchEngine):
@@ -38,7 +35,8 @@ class PlainTorch(TorchEngine):
         self._update = Update(
             optimizer, lambda: norms_of(gradients_of(self._parameters)), None, train.clip, self._scaler, device
         )
-        self._checkpoint = ReplicatedCheckpoint(self._parameters, optimizer)
+        shares = [whole_share(one, resolved.model) for one in self._parameters]
+        self._states = TorchStates(self._parameters, shares, optimizer, lambda share: dist.get_rank() == 0)
 
     def _gradients(self, last: bool) -> AbstractContextManager[None]:
         return nullcontext()
