@@ -24,7 +24,7 @@ from hpc_gpt.reader.logs.read_log import READER_FAILED
 from hpc_gpt.reader.logs.source import STDIN
 from hpc_gpt.reader.records import BENCH_FILE, RunRead, is_bench, read_records, read_rounds
 from hpc_gpt.reader.records.discovery import EMPTY, OF_KERNEL, WRITTEN_BY_US, discover, notes, shown_path
-from hpc_gpt.reader.records.foreign_run import NOT_KNOWN, read_foreign_runs
+from hpc_gpt.reader.records.foreign import NOT_KNOWN, read_foreign_runs
 from hpc_gpt.reader.records.kept_record import note_of, read_kept, states_of
 from hpc_gpt.reader.records.own_run import read_own
 from hpc_gpt.reader.steps import StepTable

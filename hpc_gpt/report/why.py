@@ -33,8 +33,8 @@ from hpc_gpt.reader.causes import Cause, first_cause, one_line
 from hpc_gpt.reader.logs import Failure, Part
 from hpc_gpt.reader.logs.read_log import read_log
 from hpc_gpt.reader.records import RunRead
-from hpc_gpt.reader.records.outcome import OF_EXPERTS
 from hpc_gpt.reader.records.own_run import OF_CHECKPOINTS
+from hpc_gpt.reader.records.results import OF_EXPERTS
 from hpc_gpt.reader.records.sockets import OF_NETWORK
 from hpc_gpt.report.gather import read_one
 from hpc_gpt.report.log_lines import last_lines, lines_around

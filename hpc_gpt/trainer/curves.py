@@ -25,7 +25,7 @@ class Curves:
     """Shows each line of the attempt's metrics in the services, and waits for none of them."""
 
     def __init__(self, run: RunFolder, attempt: Attempt, resolved: Resolved) -> None:
-        from hpc_gpt.reader.records import add_figures
+        from hpc_gpt.reader.records.figures import add_figures
         from hpc_gpt.reader.records.own_run import figures_asked, read_own
 
         record = read_own(run, ends_only=True).record

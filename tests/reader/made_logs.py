@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from hpc_gpt.reader.records import RunRead
-from hpc_gpt.reader.records.foreign_run import read_foreign
+from hpc_gpt.reader.records.foreign import read_foreign
 from hpc_gpt.reader.records.grouping import group_logs
 from tests.reader.reading import read_lines
 

@@ -30,8 +30,8 @@ from hpc_gpt.reader.causes import Cause, first_cause
 from hpc_gpt.reader.logs import Fact, Failure, Part
 from hpc_gpt.reader.part_failures import one_a_line
 from hpc_gpt.reader.records import RunRead
-from hpc_gpt.reader.records.draft import asked_at
-from hpc_gpt.reader.records.foreign_run import read_foreign
+from hpc_gpt.reader.records.facts import asked_at
+from hpc_gpt.reader.records.foreign import read_foreign
 from hpc_gpt.reader.records.grouping import group_logs
 from hpc_gpt.report.gather import gather_paths
 from tests.reader.made_logs import dump, iterations, write_log

@@ -11,8 +11,8 @@ import pytest
 from hpc_gpt.core.errors import ConfigError, NoSuchRun, RunFolderError
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.reader.logs import read_log
-from hpc_gpt.reader.records import foreign_run
-from hpc_gpt.reader.records.foreign_run import NOT_KNOWN
+from hpc_gpt.reader.records import foreign
+from hpc_gpt.reader.records.foreign import NOT_KNOWN
 from hpc_gpt.report.gather import TEACH, compared_names, gather_paths, read_compared, read_one, refresh_record
 from tests.made_runs import make_run, with_attempt
 from tests.old_bench import make_bench
@@ -173,7 +173,7 @@ def fails_on_bad(real: Callable[..., Any]) -> Callable[..., Any]:
 def test_a_file_whose_reader_raised_is_skipped_by_name(name, tmp_path, monkeypatch):
     for file in ("bad.log", "good.log", "other.log"):
         write_log(tmp_path / file, iterations(1, 9))
-    module = read_log if name == "_read_log" else foreign_run
+    module = read_log if name == "_read_log" else foreign
     monkeypatch.setattr(module, name, fails_on_bad(getattr(module, name)))
     found = gather_paths([str(tmp_path)], tmp_path / "logs")
     assert [record.run for record in found.records] == ["good", "other"]

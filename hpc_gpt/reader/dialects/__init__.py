@@ -13,3 +13,9 @@ def dialects() -> tuple[Dialect, ...]:
     modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
     every = [dialect for module in modules for dialect in getattr(module, "DIALECTS", None) or (module.DIALECT,)]
     return tuple(sorted(every, key=lambda dialect: dialect.name))
+
+
+@cache
+def dialects_by_name() -> dict[str, Dialect]:
+    """Every dialect by its name."""
+    return {dialect.name: dialect for dialect in dialects()}

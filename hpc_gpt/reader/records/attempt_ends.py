@@ -17,6 +17,7 @@ from hpc_gpt.reader.records.attempts import iso
 from hpc_gpt.reader.records.draft import Draft
 from hpc_gpt.reader.records.grouping import RunParts
 from hpc_gpt.reader.records.log_steps import LogSteps, log_interval, main_steps, reaches, step_span
+from hpc_gpt.reader.records.rules import Known
 
 _ZONE = "as printed, taken as UTC"
 _ABOUT_ALL = 0.01  # of the planned steps may be missing before a program's totals
@@ -52,18 +53,13 @@ class _End:
     how: str
 
 
-def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
+def add_ends(known: Known, run: RunParts, steps: LogSteps) -> list[Cause]:
     """Adds `attempts`, `ended`, `cause`, times and GPU-hours; returns the cause of each attempt's end."""
+    draft = known.draft
     planned = draft.whole("steps_planned")
     asked_for_gpus = any("(--g" in draft.sources.get(key, "") for key in ("gpus", "gpus_per_node"))  # by a directive
     ends = [_end(number, parts, steps, planned, asked_for_gpus) for number, parts in enumerate(run.attempts, 1)]
-    ids = [name.job_id for name in run.names if name.job_id]
-    if ids:
-        draft.infer("job_id", ids[-1], "the log's name")
-    over = [failed.message for attempt in run.attempts[:-1] for part in attempt for failed in part.failures]
-    of_last = any(part.fact("job_id") for part in run.attempts[-1])
-    if not of_last and any(message.startswith(f"{JOB_OVER}{draft.get('job_id')} ") for message in over):
-        draft.values.pop("job_id")  # the id of an earlier job in the same file
+    _add_job_id(known, run)
     tables = _attempt_tables(run, ends)
     last, parts = ends[-1], run.attempts[-1]
     done = (str(place) for part in parts for ended, place in part.ends if ended == "done")
@@ -91,6 +87,16 @@ def add_ends(draft: Draft, run: RunParts, steps: LogSteps) -> list[Cause]:
     if len(ends) > 1:
         draft.flag(f"{len(ends)} attempts: of a step that was trained again only the last training counts", "attempts")
     return [end.cause for end in ends]
+
+
+def _add_job_id(known: Known, run: RunParts) -> None:
+    """Adds the id that the log states, else the one in its name; but not that of an earlier job in the same file."""
+    stated, ids = known.facts.best("job_id"), [name.job_id for name in run.names if name.job_id]
+    job_id = stated.value if stated is not None else ids[-1] if ids else None
+    over = [failed.message for attempt in run.attempts[:-1] for part in attempt for failed in part.failures]
+    of_last = any(part.fact("job_id") for part in run.attempts[-1])
+    if job_id and (of_last or not any(message.startswith(f"{JOB_OVER}{job_id} ") for message in over)):
+        known.draft.set("job_id", job_id, stated.where if stated is not None else "inferred: the log's name")
 
 
 def _flag_jumps(draft: Draft, run: RunParts, steps: LogSteps) -> None:

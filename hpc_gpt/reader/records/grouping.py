@@ -31,8 +31,8 @@ import numpy as np
 from hpc_gpt.reader.logs import Part
 from hpc_gpt.reader.logs.parts import BARS
 from hpc_gpt.reader.records.discovery import LogName, is_rank_number, log_name, without_number
-from hpc_gpt.reader.records.draft import Marks, contradict, marks, united
 from hpc_gpt.reader.records.epochs import is_next_epoch, join_epochs, settle_epochs
+from hpc_gpt.reader.records.facts import Marks, contradict, marks, united
 from hpc_gpt.reader.records.log_steps import (
     add_losses_beside,
     drop_other_bars,

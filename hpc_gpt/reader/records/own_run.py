@@ -36,12 +36,13 @@ from hpc_gpt.core.secrets import hide_secrets, without_secrets
 from hpc_gpt.core.settings.devices import device_named
 from hpc_gpt.core.settings.resolved import Resolved, config_hash
 from hpc_gpt.core.settings.sized import Sized, model_table, program_tables, unknown_figures
-from hpc_gpt.reader.records import RunRead, add_figures
+from hpc_gpt.reader.records import RunRead
 from hpc_gpt.reader.records.attempts import AttemptRead, MetricsLines, epoch, iso, read_attempt
 from hpc_gpt.reader.records.draft import Draft
+from hpc_gpt.reader.records.figures import add_figures
 from hpc_gpt.reader.records.goodput import add_gpu_hours
 from hpc_gpt.reader.records.log_steps import log_interval
-from hpc_gpt.reader.records.outcome import add_mixture
+from hpc_gpt.reader.records.results import add_first_and_last_loss, add_mixture
 from hpc_gpt.reader.records.sockets import OF_NETWORK, OVER_SOCKETS, says_sockets
 from hpc_gpt.reader.steps import RULE, StepTable, StepTimes, steps_that_count, time_steps
 
@@ -77,7 +78,7 @@ def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
     draft = Draft()
     _add_settings(draft, run, resolved)
     _add_prediction(draft, run)
-    _add_device(draft, attempts)
+    _add_device(draft, resolved.cluster.device, attempts)
     _add_measurements(draft, attempts)
     if ends_only:
         add_mixture(draft, steps)
@@ -156,7 +157,6 @@ def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
     values = {
         **figures,
         "name": resolved.name,
-        "device": resolved.cluster.device,
         "zero_stage": stage_that_runs if facts.has_zero else None,
         "settings": without_secrets(settings),
         "config_hash": config_hash(resolved),
@@ -186,17 +186,19 @@ def _add_prediction(draft: Draft, run: RunFolder) -> None:
         draft.set("predicted_step_s", step_s, f"{PREDICTED}, by {by}")
 
 
-def _add_device(draft: Draft, attempts: list[AttemptRead]) -> None:
-    """Adds the device that the ranks found, null for a CPU; without an attempt the profile's device stays."""
+def _add_device(draft: Draft, requested: str | None, attempts: list[AttemptRead]) -> None:
+    """Adds the device that the ranks found, null for a CPU; without an attempt the profile's."""
     # provenance.json describes the submitting machine: under Slurm it says nothing about the nodes.
     for read in reversed(attempts):
         device = read.trainer.get("device")
         if device is not None:
-            name, requested = None if device == "cpu" else device_named(device) or device, draft.get("device")
+            name = None if device == "cpu" else device_named(device) or device
             if requested and requested not in (name, device):
                 draft.flag(f"the profile says device {requested}, the run found {name or 'no GPU'}", "device")
             where = f"attempts/{read.attempt.number}/trainer.json"
             return draft.set("device", name, where if name else f"{where}: {ON_CPU}")
+    if requested is not None:
+        draft.set("device", requested, "resolved.json")
     return None
 
 
@@ -216,6 +218,7 @@ _MEASURED = (
 
 def _add_measurements(draft: Draft, attempts: list[AttemptRead]) -> None:
     """Adds the measurements of GPUs, compiler and kernels, each from the last attempt that has it."""
+    last: dict[str, tuple[Any, str]] = {}  # of the last attempt that measured it
     for read in attempts:
         for kernel, reason in (read.trainer.get("attention_failed") or {}).items():
             draft.flag(f"attention: {kernel} failed in a trial, so the next kernel ran: {_text(reason)}", "attention")
@@ -232,7 +235,9 @@ def _add_measurements(draft: Draft, attempts: list[AttemptRead]) -> None:
                     if key == "attention_used" and read.trainer.get(key) not in (None, tables[key]):
                         draft.flag(f"attention: torch chose {read.trainer[key]}, but {tables[key]} ran", "attention")
                     rate = f": {tables.get('matmul')}, the slowest rank's" if key in _RATES else ""
-                    draft.set(key, tables[key], where + rate)
+                    last[key] = (tables[key], where + rate)
+    for key, (value, where) in last.items():
+        draft.set(key, value, where)
     # The count continues over all attempts, like the positions of the streams.
     counts = (read.measured.get("skipped_shards") for read in attempts[::-1])
     if skipped := next((count for count in counts if count), 0):
@@ -276,16 +281,7 @@ def _add_steps(draft: Draft, steps: StepTable, peaks: dict[str, list[float]], ti
 
 def _add_losses(draft: Draft, steps: StepTable) -> None:
     """Adds the first and the last loss, and the loss of the last evaluation."""
-    loss = steps["loss"]
-    has_loss = np.isfinite(loss)
-    if has_loss.any():
-        first, last = int(has_loss.argmax()), len(loss) - 1 - int(has_loss[::-1].argmax())
-        for key, index in (("loss_first", first), ("loss_last", last)):
-            draft.set(key, float(loss[index]), steps.place(index))
-        if last > first and draft.get("loss_last") >= draft.get("loss_first"):
-            draft.flag("the loss did not fall", "loss")
-    if (since := steps.nan_since(int(steps.attempt[-1]))) is not None:
-        draft.set("loss_last", math.nan, steps.place(since))
+    add_first_and_last_loss(draft, steps)
     eval_loss = steps["loss_eval"]
     evaluated = np.flatnonzero(~np.isnan(eval_loss))
     if len(evaluated):

@@ -20,7 +20,7 @@ from hpc_gpt.core.settings.shape_split import (
     partition_layers,
     stage_kinds,
 )
-from hpc_gpt.reader.records import add_figures
+from hpc_gpt.reader.records.figures import add_figures
 from hpc_gpt.reader.records.own_run import figures_asked
 
 PROFILE = ClusterProfile(name="test", gpus_per_node=8)

@@ -8,7 +8,6 @@ import pytest
 
 from hpc_gpt.reader import dialects
 from hpc_gpt.reader.logs import matches
-from hpc_gpt.reader.records import draft
 from tests.reader.reading import read_lines
 
 MODULE = """
@@ -24,7 +23,7 @@ DIALECT = Dialect(
 
 
 def _forget() -> None:
-    for cached in (dialects.dialects, matches.all_patterns, matches.patterns_by_literal, draft._by_name):
+    for cached in (dialects.dialects, matches.all_patterns, matches.patterns_by_literal, dialects.dialects_by_name):
         cached.cache_clear()
 
 

@@ -13,7 +13,7 @@ from hpc_gpt.reader.dialects import dialects
 from hpc_gpt.reader.logs import Part
 from hpc_gpt.reader.logs.matches import all_patterns, find
 from hpc_gpt.reader.pattern import STEP_FACTS, STEP_FIELDS, unit
-from hpc_gpt.reader.records.draft import asked_at
+from hpc_gpt.reader.records.facts import asked_at
 from tests.reader.reading import SPECIMENS, read_lines, specimen_of
 
 PREFIXES = ("12: ", "[default7]:", "[rank0]:", "[2026-11-20 10:00:00] ", "\x1b[2m\x1b[36m[rank3]:\x1b[0m ")

@@ -17,7 +17,7 @@ from hpc_gpt.reader.live_lines import LiveLines
 from hpc_gpt.reader.logs.matches import DialectPattern, all_patterns
 from hpc_gpt.reader.pattern import literal_of, needed_texts, scaled
 from hpc_gpt.reader.records.discovery import DiscoveredFiles
-from hpc_gpt.reader.records.foreign_run import read_foreign_runs
+from hpc_gpt.reader.records.foreign import read_foreign_runs
 from hpc_gpt.trainer.program.process import ForeignLog, LastLines
 from tests import examples
 from tests.made_runs import unsubmitted_run

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.reader.logs.read_log import read_log
-from hpc_gpt.reader.records.foreign_run import read_foreign
+from hpc_gpt.reader.records.foreign import read_foreign
 from hpc_gpt.reader.records.grouping import group_logs
 from tests.reader.reading import read_lines, read_log_plainly
 

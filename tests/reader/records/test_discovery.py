@@ -24,7 +24,7 @@ from hpc_gpt.reader.records.discovery import (
     log_name,
     notes,
 )
-from hpc_gpt.reader.records.foreign_run import NOT_KNOWN, read_foreign_runs
+from hpc_gpt.reader.records.foreign import NOT_KNOWN, read_foreign_runs
 from tests.cli.command import in_process
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run

@@ -7,7 +7,7 @@ import pytest
 from hpc_gpt.core.formulas import memory_seed003_gib, tflops_hardware
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.reader.records import add_figures
+from hpc_gpt.reader.records.figures import add_figures
 from hpc_gpt.report.compare import SETTING_KEYS
 
 RUN = Record(

@@ -6,7 +6,7 @@ import pytest
 
 from hpc_gpt.core.formulas import tflops_hardware, tflops_model
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.records import add_figures
+from hpc_gpt.reader.records.figures import add_figures
 from hpc_gpt.report.tables import as_block, records_text
 from tests.reader.made_logs import dump, iterations, run_of
 
@@ -221,7 +221,7 @@ def test_a_printed_mfu_above_the_peak_is_left_out():
     lines = [f"iter {step}: loss 4.{20 - step}, time 571.27ms, mfu 347.80%" for step in range(1, 9)]
     record = run_of(lines).record
     assert record.mfu_printed is None
-    assert "the program prints an MFU of 348%: left out" in record.flags
+    assert "mfu_printed would be 3.478, above 1: left out" in record.flags
 
 
 def test_shapes_of_other_programs_configurations():

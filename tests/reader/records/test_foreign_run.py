@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.core.ends.failures import ENDED
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.records.foreign_run import read_foreign
+from hpc_gpt.reader.records.foreign import read_foreign
 from hpc_gpt.reader.records.grouping import group_logs
 from hpc_gpt.report.gather import gather_paths
 from tests.reader.made_logs import dump, iteration, iterations, run_of, write_log

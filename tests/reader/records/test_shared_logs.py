@@ -1,5 +1,7 @@
 """The three real logs: what their records must say, and where Megatron-DeepSpeed's tables say something else."""
 
+import re
+
 import pytest
 
 from hpc_gpt.report.gather import gather_paths
@@ -112,5 +114,5 @@ def test_every_figure_says_where_it_is_from(records, shared):
         there = {key for key, value in record.to_tables().items() if value not in (None, [], {})}
         assert there - set(record.sources) <= bare
         for key in ("gpus", "global_batch", "step_s"):
-            file, line = record.sources[key].split(" ")[0].rstrip(",").rsplit(":", 1)
+            file, line = re.search(r"(/\S+):(\d+)", record.sources[key]).groups()
             assert 0 < int(line) <= len((shared / "logs" / file.rsplit("/")[-1]).read_bytes().split(b"\n"))

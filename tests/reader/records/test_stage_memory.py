@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.reader.logs import Part, PeakMemory, Place
 from hpc_gpt.reader.records.draft import Draft
-from hpc_gpt.reader.records.foreign_run import add_memory
+from hpc_gpt.reader.records.results import add_memory
 
 
 def settled(peaks, arguments=None, **layout):

@@ -9,7 +9,9 @@ from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.shape_split import params_of_stages
 from hpc_gpt.reader.logs import Fact, Part, Place
 from hpc_gpt.reader.records.draft import Draft
-from hpc_gpt.reader.records.param_counts import add_params
+from hpc_gpt.reader.records.facts import facts_of
+from hpc_gpt.reader.records.params import add_params
+from hpc_gpt.reader.records.rules import Known
 
 
 def draft(engine="megatron-lm", **sizes):
@@ -24,7 +26,7 @@ def settled(found, arguments=None, printed=(), ranks=None):
     part = Part("a.log")
     part.facts["params"] = [Fact(value, Place("a.log", 9), "megatron") for value in printed]
     part.rank_params = {rank: (value, Place("a.log", 7)) for rank, value in (ranks or {}).items()}
-    add_params(found, arguments or {}, [part])
+    add_params(Known(found, arguments or {}, facts_of([part])))
     return found
 
 
@@ -91,5 +93,5 @@ def test_a_count_of_a_ranks_share_is_not_the_models(sizes, params):
         found.set(name, value, "a.log:1")
     part = Part("a.log")
     part.facts["params_of_rank"] = [Fact(69e9, Place("a.log", 9), "lightning")]
-    add_params(found, {}, [part])
+    add_params(Known(found, {}, facts_of([part])))
     assert found.get("params") == params

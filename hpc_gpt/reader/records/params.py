@@ -5,7 +5,7 @@ Counts of the same quantity must agree to 5 %: otherwise the parameters are left
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hpc_gpt.core.engines import engines
@@ -13,9 +13,9 @@ from hpc_gpt.core.format import show_whole
 from hpc_gpt.core.settings.model_keys import Bias
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.shape_split import replicated_params
-from hpc_gpt.reader.logs import Part
-from hpc_gpt.reader.records.draft import Draft
-from hpc_gpt.reader.records.inferred import is_on, number_of
+from hpc_gpt.reader.records.draft import Draft, is_on, number_of
+from hpc_gpt.reader.records.facts import Facts
+from hpc_gpt.reader.records.rules import Known
 
 _GI = 2**30
 _ROUNDING = 0.005  # printed counts are rounded to two digits or more
@@ -148,7 +148,20 @@ class Count(NamedTuple):
     of: str = "whole"
 
 
-def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]) -> None:
+def add_vocab(draft: Draft, arguments: Mapping[str, str]) -> None:
+    """Adds the rows of the embedding: the vocabulary, padded if the arguments say so."""
+    plain, multiple = draft.whole("vocab_unpadded"), number_of(arguments, "make_vocab_size_divisible_by")
+    if "vocab" in draft or not plain:
+        return
+    if multiple and (tp := draft.whole("tp")):
+        rows = multiple * tp
+        how = f"vocabulary {plain} padded to a multiple of {multiple} x tp {tp}"
+        draft.infer("vocab", math.ceil(plain / rows) * rows, how)
+    else:
+        draft.set("vocab", plain, f"{draft.sources['vocab_unpadded']}, not padded")
+
+
+def add_params(known: Known) -> None:
     """Adds `params`, and `active`, the parameters that a token uses: by the program's exact count of the whole model,
     else by the shape, else by the program's rounded count.
 
@@ -156,16 +169,16 @@ def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]
     such as parameters that each tensor-parallel rank counts again; one that is too small for the known sizes, such as
     the count of one shard under FSDP; and an estimate. A flag says if count and shape differ.
     """
+    draft, arguments = known.draft, known.arguments
     tp, pp, ep = (draft.whole(name) for name in ("tp", "pp", "ep"))
-    counts = _counts(parts, (tp or 1, pp or 1, ep or 1) == (1, 1, 1))  # a program may state none
-    summed = _sum_of_ranks(draft, parts)
+    # A program may state no axis.
+    counts = list(_counts(known.facts, one_rank=(tp or 1, pp or 1, ep or 1) == (1, 1, 1)))
+    summed = _sum_of_ranks(draft, known.facts)
     if counts:
         draft.set("params_printed", counts[0].value, counts[0].where)
     elif summed is not None:
         draft.set("params_printed", summed[0], f"{summed[1]}, the sum over the ranks")
     size, why = shape_of(draft, arguments)
-    draft.values.pop("params", None)
-    draft.sources.pop("params", None)
     if size is not None:
         exact = _exact(counts)
         if summed is not None and (tp, pp, ep or 1) == (1, 1, 1) and summed[2]:
@@ -177,26 +190,19 @@ def add_params(draft: Draft, arguments: Mapping[str, str], parts: Sequence[Part]
     trained = max((count.value for count in counts if count.of == "trainable"), default=0.0)
     if 0 < trained < (draft.whole("params") or 0) / 2 and not _is_share(draft, trained, draft.get("params")):
         size, why = None, _PART
-    _add_active(draft, arguments, size, why)
+    _add_active(known, size, why)
 
 
-def _counts(parts: Sequence[Part], one_rank: bool) -> list[Count]:
+def _counts(facts: Facts, one_rank: bool) -> Iterator[Count]:
+    """The program's own counts. Those of two groups, which some programs count apart, are added up."""
     kinds = {"params": "whole", "params_trainable": "trainable"}
     kinds |= {"params_of_rank": "whole"} if one_rank else {}
     kinds["params_estimated"] = "estimate"
-    counts = [
-        Count(float(fact.value), str(fact.place), of)
-        for name, of in kinds.items()
-        for part in parts
-        for fact in part.facts.get(name, ())
-        if isinstance(fact.value, int | float) and fact.value >= 0
-    ]
-    # Some programs count two groups, which are added up.
-    for part in parts:
-        for one, other in (("params_dense", "params_sparse"), ("params_decayed", "params_not_decayed")):
-            for first, second in zip(part.facts.get(one, ()), part.facts.get(other, ()), strict=False):
-                counts.append(Count(float(first.value) + float(second.value), str(first.place)))
-    return counts
+    for name, of in kinds.items():
+        yield from (Count(float(fact.value), fact.where, of) for fact in facts.figures(name) if fact.value >= 0)
+    for one, other in (("params_dense", "params_sparse"), ("params_decayed", "params_not_decayed")):
+        for first, second in zip(facts.figures(one), facts.figures(other), strict=False):
+            yield Count(float(first.value) + float(second.value), first.where)
 
 
 def _is_exact(value: float) -> bool:
@@ -211,18 +217,19 @@ def _add_by_shape(
     draft: Draft, size: ModelShape, exact: Sequence[Count], counts: Sequence[Count], summed: RankSum | None
 ) -> bool:
     """Adds the parameters by the program's exact count, else by the shape; False if a count contradicts the shape."""
-    true, source = size.params, None
-    draft.set("params", true, f"inferred: from the shape ({shape_text(size)})")
-    for value, where, of in exact:
-        close = abs(value / true - 1) <= _ALIKE or (of == "whole" and 0.5 < value / true < 2)
-        if close and value >= _least_params(draft) and not _reason(draft, size, value):
-            source = f"{where}, the program's own count; the shape gives {show_whole(true)}"
-            draft.set("params", round(value), source if round(value) != true else where)
+    true, best = size.params, None
+    for count in exact:
+        close = abs(count.value / true - 1) <= _ALIKE or (count.of == "whole" and 0.5 < count.value / true < 2)
+        if close and count.value >= _least_params(draft) and not _reason(draft, size, count.value):
+            best = count
     alike = [_compare_count(draft, size, count) for count in counts]
     if summed is not None:
         alike.append(_compare_sum(draft, size, *summed))
-    if not all(alike) and source is None:
-        del draft.values["params"], draft.sources["params"]
+    if best is not None:
+        differs = f", the program's own count; the shape gives {show_whole(true)}" if round(best.value) != true else ""
+        draft.set("params", round(best.value), best.where + differs)
+    elif all(alike):
+        draft.set("params", true, f"inferred: from the shape ({shape_text(size)})")
     return all(alike)
 
 
@@ -266,14 +273,16 @@ def _exact_first(best: Count | None, counts: Sequence[Count], least: float) -> C
     return max(found, default=best, key=lambda count: count.value)
 
 
-def _add_active(draft: Draft, arguments: Mapping[str, str], size: ModelShape | None, why: str) -> None:
+def _add_active(known: Known, size: ModelShape | None, why: str) -> None:
     """Adds `active`: parameters, weights of a layer and width of attention that multiply a token, null if unknown."""
-    hidden, layers, heads, rows = (draft.whole(name) for name in ("hidden", "layers", "heads", "vocab"))
-    active: dict[str, float | None]
-    params, mixture = draft.whole("params"), (draft.whole("experts") or 1) > 1
+    draft, stated = known.draft, known.facts.best("params_active")
+    if stated is not None and (size is None or not size.is_mixture):
+        draft.set("params_active", stated.value, stated.where)
+    hidden, layers, heads = (draft.whole(name) for name in ("hidden", "layers", "heads"))
+    active: dict[str, float | None] = {}
+    params = draft.whole("params")
     if not params and not (hidden and layers):
         return
-    width = (heads or 0) * (draft.whole("head_dim") or 0) or hidden
     if size is not None:
         idle = size.params - size.params_active
         active = {"params": (params or size.params) - idle, "layer_weights": size.layer_weights}
@@ -282,18 +291,22 @@ def _add_active(draft: Draft, arguments: Mapping[str, str], size: ModelShape | N
             active["layer_weights"], active["attention_width"] = size.work_of_layer
         if size.is_mixture:
             draft.set("params_active", active["params"], f"inferred: from the shape ({shape_text(size)})")
-    elif other_layers(draft, arguments) or why == _PART:
-        active = {}
-    else:
-        used = draft.whole("params_active") or (None if mixture else params)
-        weights = None
-        if used and rows and hidden and layers and "untied_embeddings" in draft:
-            tables = rows * hidden * (2 if draft.get("untied_embeddings") else 1)
-            weights = (used - tables) / layers if used > tables else None
-        active = {"params": used, "layer_weights": weights, "attention_width": width}
+    elif not other_layers(draft, known.arguments) and why != _PART:
+        used = draft.whole("params_active") or (None if (draft.whole("experts") or 1) > 1 else params)
+        width = (heads or 0) * (draft.whole("head_dim") or 0) or hidden
+        active = {"params": used, "layer_weights": _layer_weights(draft, used), "attention_width": width}
     draft.set("active", {name: value for name, value in active.items() if value}, why)
     if why:
         draft.sources["tflops_hardware"] = f"null: {why}"
+
+
+def _layer_weights(draft: Draft, used: int | None) -> float | None:
+    """The weights of a layer of a model without a known shape: all but the tables, in equal parts."""
+    rows, hidden, layers = (draft.whole(name) for name in ("vocab", "hidden", "layers"))
+    if not (used and rows and hidden and layers and "untied_embeddings" in draft):
+        return None
+    tables = rows * hidden * (2 if draft.get("untied_embeddings") else 1)
+    return (used - tables) / layers if used > tables else None
 
 
 def _least_params(draft: Draft) -> int:
@@ -367,20 +380,15 @@ def _exactness(value: float) -> float:
     return 0.0
 
 
-def _sum_of_ranks(draft: Draft, parts: Sequence[Part]) -> RankSum | None:
+def _sum_of_ranks(draft: Draft, facts: Facts) -> RankSum | None:
     """The sum of the ranks' counts; None without any."""
-    counts: dict[str, tuple[float, str]] = {}
-    for part in parts:
-        for rank, (value, place) in part.rank_params.items():
-            if math.isfinite(value):
-                counts.setdefault(rank, (value, str(place)))
+    counts = [fact for fact in facts.rank_params.values() if math.isfinite(fact.value)]
     if not counts:
         return None
     ways = (draft.whole("tp") or 1) * (draft.whole("pp") or 1)
-    first = next(iter(counts.values()))[1]
     # A rank of an expert-parallel group has only its own experts.
     whole = len(counts) == ways and (draft.whole("ep") or 1) == 1
-    return sum(value for value, _ in counts.values()), first, whole
+    return sum(fact.value for fact in counts), counts[0].where, whole
 
 
 def _compare_sum(draft: Draft, size: ModelShape, total: float, where: str, whole: bool) -> bool:

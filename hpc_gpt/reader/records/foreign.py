@@ -1,44 +1,51 @@
 """Reads logs of other programs as runs: records and steps, each run with its own name."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from hpc_gpt.core.engines import engines
 from hpc_gpt.core.errors import fault_words
 from hpc_gpt.core.format import counted_words
-from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.runs.record import ABSENT, Flag, Record
 from hpc_gpt.core.secrets import without_secrets
-from hpc_gpt.reader.logs import Part, PeakMemory
+from hpc_gpt.reader.dialects import dialects_by_name
+from hpc_gpt.reader.dialects.generic import DIFFUSION
+from hpc_gpt.reader.logs import Part
 from hpc_gpt.reader.logs.parts import BARS
 from hpc_gpt.reader.logs.read_log import READER_FAILED, read_log
 from hpc_gpt.reader.logs.source import STDIN
-from hpc_gpt.reader.records import RunRead, add_figures
+from hpc_gpt.reader.records import RunRead
 from hpc_gpt.reader.records.attempt_ends import add_ends
-from hpc_gpt.reader.records.cross_checks import doubt_flops, doubt_rates, drop_growing_rates, flag_absent
 from hpc_gpt.reader.records.discovery import WANDB_RUN, DiscoveredFiles, distinguishing_folders, is_general
-from hpc_gpt.reader.records.draft import Draft, dialect_named, dialects_of, draft_of, stated
+from hpc_gpt.reader.records.draft import Draft
+from hpc_gpt.reader.records.facts import Facts, add_measured, dialects_of, facts_of
+from hpc_gpt.reader.records.figures import figures_of, with_figures
 from hpc_gpt.reader.records.grouping import RunParts, group_logs
-from hpc_gpt.reader.records.inferred import (
-    add_batch,
-    add_gpus,
-    add_seq,
-    drop_tokens,
-    infer_fields,
-    is_on,
+from hpc_gpt.reader.records.log_steps import BARS_OF_OTHERS, LogSteps, run_steps, steps_to_show
+from hpc_gpt.reader.records.params import add_params, add_vocab
+from hpc_gpt.reader.records.results import PRINTED, add_counts, add_losses, add_memory, add_rates
+from hpc_gpt.reader.records.rules import (
+    Known,
+    check_flops,
+    check_rates,
+    flag_contradictions,
+    outdated,
+    solve,
     step_tokens,
 )
-from hpc_gpt.reader.records.log_steps import BARS_OF_OTHERS, LogSteps, run_steps, steps_to_show
-from hpc_gpt.reader.records.outcome import add_counts, add_losses, add_rates, add_times
-from hpc_gpt.reader.records.param_counts import add_params
 from hpc_gpt.reader.records.sockets import OF_NETWORK, OVER_SOCKETS
+from hpc_gpt.reader.records.times import add_times
 from hpc_gpt.reader.steps import StepTable
 
 _NO_STEPS = StepTable()
 NOT_KNOWN = "has no line that a reader knows"
+# Fields that are not written as they are stated.
+_APART = ("engine", "steps_planned", "job_id", "params", "params_active", "params_of_rank", "save_s", *PRINTED)
+_COUNT_TEXT = ("tokens_per_s", "tokens_per_s_gpu", "consumed_tokens")
+_KEYS = tuple(entry.name for entry in fields(Record))
 # Fields without a key in the record: they go into `settings`.
 _SETTINGS = (
     *("ep", "vp", "kv_heads", "ffn", "vocab_unpadded", "steps_planned", "log_interval", "eval_interval"),
@@ -49,7 +56,6 @@ _SETTINGS = (
     *("groups_per_token", "router", "router_bias", "router_scale", "norm_topk", "q_lora", "kv_lora", "qk_rope"),
     *("v_head", "mtp_layers", "balance", "balance_coef", "z_loss_coef", "resumed_step", "epoch_s"),
 )
-_NO_ENGINE = "tqdm"  # many programs print its lines
 _VERSIONS = {"torch_version": "torch", "framework_version": "framework", "deepspeed_version": "deepspeed"}
 
 
@@ -159,45 +165,62 @@ def read_foreign(run: RunParts, name: str, left_out: Mapping[str, int] | None = 
     `name`: unique among the runs of a report. `left_out`: reason -> how often something of its files was skipped.
     """
     parts = run.parts
+    facts = facts_of(parts)
     # The arguments of the last attempt, and those that only earlier attempts print.
     arguments = {key: text for part in reversed(parts) for key, (text, _) in part.arguments.items()}
-    draft = draft_of(stated(parts))
-    planned, epochs = draft.whole("steps_planned"), draft.whole("epochs")
-    epoch_steps = planned / epochs if planned and epochs else None
-    is_of_epoch = planned == draft.whole("epoch_steps")
-    if planned and epochs and is_of_epoch:
-        draft.set("steps_planned", planned * epochs, f"{draft.sources['steps_planned']} x {epochs} epochs")
-    steps = run_steps(
-        run.attempts, draft.whole("log_interval"), epoch_steps, draft.whole("global_batch"), draft.whole("seq")
-    )
-    if planned and is_of_epoch and not epochs and np.nanmax(steps["step"], initial=0.0) > planned:
-        draft.values.pop("steps_planned")  # a bar's goal, of one epoch of an unknown number
+    steps = _steps_of(run, facts)
+    add_measured(facts, steps)
     dialect = _dialect(steps, parts)
-    present = [candidate.name for part in parts for candidate in dialects_of(part)]
-    _add_engine(draft, dialect, parts)
-    drop_tokens(draft)
-    add_seq(draft, steps)
-    add_batch(draft, steps)
-    add_gpus(draft, parts)
-    infer_fields(draft, present, arguments)
-    _add_dtype(draft, dialect)
-    add_params(draft, arguments, parts)
-    drop_growing_rates(draft, steps)
-    step_s = add_times(draft, steps, parts)
+    draft = facts.draft(*_APART, *outdated(facts))
+    known = Known(draft, arguments, facts)
+    _add_planned(draft, facts, steps)
+    _add_engine(draft, facts, dialect, parts)
+    solve(known)
+    flag_contradictions(draft)
+    if (program := dialects_by_name().get(dialect or "")) is not None:
+        draft.infer("dtype", program.dtype, f"{program.name} trains in {program.dtype} by default")
+    add_vocab(draft, arguments)
+    add_params(known)
+    step_s = add_times(known, steps, parts)
     add_losses(draft, steps, parts)
-    add_counts(draft, steps, parts)
-    add_rates(draft, steps, parts)
-    drop_tokens(draft, "tokens_per_s", "tokens_per_s_gpu", "tokens_total")
+    add_counts(known, steps, parts)
+    add_rates(known, steps)
     add_memory(draft, parts, arguments)
-    causes = add_ends(draft, run, steps)
+    causes = add_ends(known, run, steps)
     _add_name(draft, run)
     _add_flags(draft, parts, dialect, left_out or {})
-    record = add_figures(_record(draft, name, dialect, arguments, parts), foreign=True)
-    record = doubt_flops(doubt_rates(record, steps))
+    record = _record(draft, name, dialect, arguments, parts)
+    figures, flags = figures_of(record, foreign=True)
+    flags += [*check_rates(record, figures, steps), *check_flops(record, figures)]
+    record = with_figures(record, figures, flags)
     if len(steps) or any(part.progress for part in parts):
-        record = flag_absent(record, draft)
+        record = replace(record, flags=[*record.flags, *_absent(record, draft)])
     failures = [failure for cause in reversed(causes) for failure in cause.ordered]
     return RunRead(record, steps_to_show(steps, step_s, parts, step_tokens(draft)), failures, run.files, causes=causes)
+
+
+def _steps_of(run: RunParts, facts: Facts) -> LogSteps:
+    planned, epochs = facts.whole("steps_planned"), facts.whole("epochs")
+    epoch_steps = planned / epochs if planned and epochs else None
+    interval, batch, seq = (facts.whole(name) for name in ("log_interval", "global_batch", "seq"))
+    steps = run_steps(run.attempts, interval, epoch_steps, batch, seq)
+    if DIFFUSION in facts.of:
+        steps.columns = {name: column for name, column in steps.columns.items() if name not in _COUNT_TEXT}
+    return steps
+
+
+def _add_planned(draft: Draft, facts: Facts, steps: LogSteps) -> None:
+    """Adds the number of planned steps. One that is that of an epoch is multiplied by the epochs; it is not the run's
+    if their number is unknown and the steps go on."""
+    planned, epochs, stated = facts.whole("steps_planned"), facts.whole("epochs"), facts.best("steps_planned")
+    if stated is None:
+        return
+    if not planned or planned != facts.whole("epoch_steps"):
+        draft.set("steps_planned", stated.value, stated.where)
+    elif epochs:
+        draft.set("steps_planned", planned * epochs, f"{stated.where} x {epochs} epochs")
+    elif not (steps["step"] > planned).any():
+        draft.set("steps_planned", planned, stated.where)
 
 
 def _dialect(steps: LogSteps, parts: Sequence[Part]) -> str | None:
@@ -218,26 +241,31 @@ def _dialect(steps: LogSteps, parts: Sequence[Part]) -> str | None:
     return next(iter([*trained, *trains]), None)
 
 
-def _add_engine(draft: Draft, dialect: str | None, parts: Sequence[Part]) -> None:
+def _add_engine(draft: Draft, facts: Facts, dialect: str | None, parts: Sequence[Part]) -> None:
+    """Adds the engine: what the log states, else the program's; and with DeepSpeed, if that runs it."""
     present = {candidate.name: candidate for part in parts for candidate in dialects_of(part)}
-    program = present.get(dialect or "")
-    if program is not None and program.last_resort:
-        return  # other programs in the log did not train
-    if program is not None and program.engine is not None:
-        draft.infer("engine", program.engine, f"the lines are {program.name}'s")
-    else:
-        other = next((candidate for candidate in present.values() if candidate.engine is not None), None)
-        if other is not None:
-            draft.infer("engine", other.engine, f"lines are {other.name}'s")
-        elif program is not None and program.name != _NO_ENGINE:
-            draft.infer("engine", program.name, "the program that printed these lines")
-
-
-def _add_dtype(draft: Draft, dialect: str | None) -> None:
-    """Adds the dtype that the program trains in by default."""
-    program = dialect_named(dialect)
-    if program is not None:
-        draft.infer("dtype", program.dtype, f"{program.name} trains in {program.dtype} by default")
+    program, stated = present.get(dialect or ""), facts.best("engine")
+    engine, source = (stated.value, stated.where) if stated is not None else (None, "")
+    # If a program that nobody knows has the lines of steps, other programs in the log did not train.
+    if engine is None and not (program is not None and program.last_resort):
+        trains = [each for each in (program, *present.values()) if each is not None and each.engine is not None]
+        if trains:
+            lines = "the lines are" if trains[0] is program else "lines are"
+            engine, source = trains[0].engine, f"inferred: {lines} {trains[0].name}'s"
+        elif program is not None and program.name != BARS:  # many programs print bars
+            engine, source = program.name, "inferred: the program that printed these lines"
+    deepspeed = [name for name in present if name.startswith("deepspeed")]
+    stage = draft.get("zero_stage") or 0
+    why = f"{deepspeed[0]}'s lines" if deepspeed else f"ZeRO stage {stage}"
+    if engine == "hf" and (deepspeed or stage >= 1):
+        engine, source = "hf-deepspeed", f"inferred: a Trainer's log with {why}"
+    elif engine in engines() and deepspeed:
+        pipes = ((draft.whole("pp") or 1) > 1 or "deepspeed_pipe" in deepspeed) and stage < 2
+        if with_deepspeed := engines()[engine].engine_with_deepspeed(pipes):
+            pipeline = "a pipeline" if pipes else "no pipeline"
+            engine, source = with_deepspeed, f"inferred: Megatron's log with {why}, {pipeline}"
+    if engine is not None:
+        draft.set("engine", engine, source)
 
 
 def _add_name(draft: Draft, run: RunParts) -> None:
@@ -267,13 +295,12 @@ def _add_flags(draft: Draft, parts: Sequence[Part], dialect: str | None, left_ou
 
 
 def _record(draft: Draft, run: str, dialect: str | None, arguments: Mapping[str, str], parts: Sequence[Part]) -> Record:
-    keys = {entry.name for entry in fields(Record)}
-    values = {name: value for name, value in draft.values.items() if name in keys and value is not None}
+    """The record of a draft, without the figures that follow from it."""
+    values = {name: draft.values[name] for name in _KEYS if name in draft}
+    sources = {name: draft.sources[name] for name in _KEYS if name in draft.sources}
     if values.get("ep") == 1 and "experts" not in draft:
-        del values["ep"], draft.sources["ep"]  # a dense model's dump of arguments has it, too
-    settings: dict[str, Any] = {}
-    if arguments:
-        settings["arguments"] = dict(sorted(arguments.items()))
+        del values["ep"], sources["ep"]  # a dense model's dump of arguments has it, too
+    settings: dict[str, Any] = {"arguments": dict(sorted(arguments.items()))} if arguments else {}
     timers: dict[str, list[float]] = {}
     for part in parts:
         for timer, (total, count) in part.timers_s.items():
@@ -282,76 +309,49 @@ def _record(draft: Draft, run: str, dialect: str | None, arguments: Mapping[str,
             total_and_count[1] += count
     if timers:
         settings["timers_ms"] = {timer: 1e3 * total / count for timer, (total, count) in timers.items() if count}
-    settings |= {name: draft.values[name] for name in _SETTINGS if name in draft}
+    settings |= {name: draft.values[name] for name in _SETTINGS if name in draft and name not in draft.solved}
     versions = {short: str(draft.get(name)) for name, short in _VERSIONS.items() if name in draft}
-    sources = {name: source for name, source in draft.sources.items() if name in keys}
     return Record(
-        **{
-            **values,
-            "run": run,
-            "dialect": dialect,
-            "settings": without_secrets(settings),
-            "versions": versions,
-            "flags": draft.flags,
-            "sources": sources,
-        }
+        **values,
+        run=run,
+        dialect=dialect,
+        settings=without_secrets(settings),
+        versions=versions,
+        flags=draft.flags,
+        sources=sources,
     )
 
 
-def add_memory(draft: Draft, parts: Iterable[Part], arguments: Mapping[str, str]) -> None:
-    """Adds both lists of peak memory: one figure per stage if all stages print it, else the highest of all.
-
-    Rank order: tp fastest, then cp and dp, then pp, as in Megatron and DeepSpeed; with Megatron's
-    `--use-tp-pp-dp-mapping` pp before dp.
-    """
-    parts = list(parts)
-    seen = [(rank, memory) for part in parts for rank, memory in part.memory.items()]
-    # A figure before the first step is not a peak of training.
-    seen = [(rank, memory) for rank, memory in seen if not memory.at_start]
-    if not seen:
-        return
-    stages = _stage_of(draft, arguments)
-    few: list[int] = []
-    pp = draft.whole("pp") or 1
-    for name, key in (("memory_allocated_gib", "allocated_gib"), ("memory_reserved_gib", "reserved_gib")):
-        figures = [(rank, value, memory) for rank, memory in seen if (value := _figure(memory, key)) is not None]
-        if not figures:
-            continue
-        _, highest, memory = max(figures, key=lambda figure: figure[1])
-        peaks: dict[int, float] = {}
-        for rank, value, _ in figures:
-            if rank is not None and stages is not None and (stage := stages(rank)) is not None:
-                peaks[stage] = max(peaks.get(stage, 0.0), value)
-        if len(peaks) == pp > 1:
-            listed = [peaks[stage] for stage in range(pp)]
-            ranks = len({rank for rank, _, _ in figures})
-            draft.set(
-                name, listed, f"the highest of each stage over {ranks} ranks, the highest of all at {memory.place}"
-            )
-        else:
-            draft.set(name, [highest], f"{memory.place}, the highest in the log")
-            few.append(len(peaks))
-    if few and pp > 1:
-        where = f"for {max(few)} of {pp} stages" if max(few) else "without the rank"
-        draft.flag(f"memory is printed {where}: one figure, the highest")
+# {figure: the figures that give it if the program does not print it}
+_FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
+    "step_s": (),
+    "global_batch": ("micro_batch", "micro_batches", "dp"),
+    "seq": (),
+    "tokens_per_s": ("global_batch", "seq", "step_s"),
+    "params": ("hidden", "layers", "heads", "vocab"),
+    "tflops_hardware": ("step_s", "global_batch", "seq", "gpus", "layers", "hidden", "vocab", "recompute"),
+}
+_NOT_PRINTED = dict.fromkeys(_FOLLOWS_FROM, "no line states it") | {"step_s": "no line gives the time of steps alone"}
+_BY_KIND = ("tokens_per_s", "tflops_hardware")  # figures that another statement can contradict
 
 
-def _figure(memory: PeakMemory, key: str) -> float | None:
-    value: float | None = getattr(memory, key)
-    return value if value is not None and 0 < value < 1e6 else None
+def _absent(record: Record, draft: Draft) -> list[Flag]:
+    """A flag for each main figure that is null: the unknown inputs, or the statement that contradicts it."""
+    of_text = () if DIFFUSION in draft else ("seq", "tokens_per_s", "params", "tflops_hardware")
+    return [
+        Flag(f"{name} is null: {_why_null(record, draft, name, inputs)}", ABSENT)
+        for name, inputs in _FOLLOWS_FROM.items()
+        if getattr(record, name) is None and name in ("step_s", "global_batch", *of_text)
+    ]
 
 
-def _stage_of(draft: Draft, arguments: Mapping[str, str]) -> Callable[[int], int | None] | None:
-    """A function from rank to pipeline stage; None if the layout is not known."""
-    tp, pp, dp = (draft.whole(name) for name in ("tp", "pp", "dp"))
-    if not (tp and pp and dp):
-        return None
-    ways, per_stage = tp * pp * dp * (draft.whole("cp") or 1), tp * dp * (draft.whole("cp") or 1)
-    pipes_first = is_on(arguments, "use_tp_pp_dp_mapping")
-
-    def stage(rank: int) -> int | None:
-        if not 0 <= rank < ways:
-            return None
-        return rank // (ways // pp // dp) % pp if pipes_first else rank // per_stage
-
-    return stage
+def _why_null(record: Record, draft: Draft, name: str, inputs: tuple[str, ...]) -> str:
+    inputs = ("seq",) if name == "global_batch" and draft.whole("global_batch_tokens") else inputs
+    missing = [figure for figure in inputs if getattr(record, figure) is None]
+    reasons = [f"{', '.join(missing)} not known"] if missing else []
+    source = record.sources.get("tflops_hardware" if name == "params" and not missing else name, "")
+    if source.startswith("null: "):
+        reasons.append(source.removeprefix("null: "))
+    if not reasons and name in _BY_KIND:
+        reasons += [flag for flag, kind in record.all_flags if kind in ("disagrees", "absurd")][-1:]
+    return "; ".join(reasons) or _NOT_PRINTED[name]
