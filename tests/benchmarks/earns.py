@@ -25,7 +25,7 @@ import numpy as np
 from hpc_gpt.core.ends.failures import ENDED
 from hpc_gpt.reader import dialects
 from hpc_gpt.reader.logs import matches
-from hpc_gpt.reader.records import draft
+from hpc_gpt.reader.records import facts, foreign
 from hpc_gpt.report.gather import gather_paths
 from tests.reader.dialects.test_specimens import SAID, said
 from tests.reader.reading import specimen_of
@@ -34,17 +34,17 @@ from tests.specimens.__main__ import ARCHIVE
 
 # {MODULE:FUNCTION that is switched off: the function in its place}
 PARTS: dict[str, Callable[..., Any]] = {
-    "cross_checks:doubt_rates": lambda record, steps: record,
-    "inferred:add_batch": lambda *_: None,
-    "inferred:add_gpus": lambda *_: None,
-    "inferred:add_seq": lambda *_: None,
+    "facts:_add_gpus": lambda *_: None,
+    "facts:add_measured": lambda *_: None,
     "log_steps:_evenly": lambda numbers: numbers,
     "log_steps:_join_unnumbered": lambda *_: None,
     "log_steps:add_losses_beside": lambda *_: None,
     "log_steps:counted_in": lambda *_: None,
-    "outcome:_differences": lambda steps, *_: (np.full(len(steps), np.nan), ""),
-    "param_counts:add_params": lambda *_: None,
-    "runtime:timed_bars": lambda *_: None,
+    "params:add_params": lambda *_: None,
+    "rules:check_rates": lambda *_: [],
+    "rules:flag_contradictions": lambda *_: None,
+    "times:_differences": lambda steps, *_: (np.full(len(steps), np.nan), ""),
+    "times:timed_bars": lambda *_: None,
 }
 KINDS = ("right", "null", "wrong")
 SHARED = Path(__file__).parents[3] / "shared"
@@ -135,9 +135,11 @@ def without(part: str) -> dict[str, Counter[str]]:
                 setattr(loaded, name, PARTS[part])
     else:
         others = tuple(dialect for dialect in dialects.dialects() if dialect.name != part)
-        for cached in (matches.all_patterns, matches.patterns_by_literal, matches.literal_scan, draft._by_name):
+        by_name = {dialect.name: dialect for dialect in others}
+        for cached in (matches.all_patterns, matches.patterns_by_literal, matches.literal_scan):
             cached.cache_clear()
-        matches.dialects = draft.dialects = lambda: others  # type: ignore[assignment]
+        matches.dialects = lambda: others  # type: ignore[assignment]
+        facts.dialects_by_name = foreign.dialects_by_name = lambda: by_name  # type: ignore[attr-defined]
     return count()
 
 

@@ -1,5 +1,5 @@
 """tqdm's bars: the progress of a run and its elapsed time. They give the curve; the step time only for a Trainer
-(`records.runtime`).
+(`records.times`).
 
 The rate of a bar is smoothed and includes evaluations and saves. Nothing says what a bar counts: one that maps, loads or
 downloads is not read, nor one of items other than `it`. A bar of an evaluation looks like one of training: a bar without
