@@ -23,9 +23,9 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.slurm.directives import is_job_script
+from hpc_gpt.launcher.decide import prepare
 from hpc_gpt.launcher.notes import data_rows
 from hpc_gpt.launcher.plan_question import PLANNED_TOKENS, read_plan_request, search_plan
-from hpc_gpt.launcher.prepare import prepare
 from hpc_gpt.launcher.request import Request, ScriptRequest, completed, with_model_file
 from hpc_gpt.launcher.submission import submit_run
 from hpc_gpt.launcher.until import parse_until

@@ -10,7 +10,7 @@ from hpc_gpt.cli.verb import verb
 from hpc_gpt.core.files import write_new
 from hpc_gpt.core.slurm.start_check import CHAIN_NEEDS, other_scheduler
 from hpc_gpt.core.terminal import say
-from hpc_gpt.launcher.prepare import prepare
+from hpc_gpt.launcher.decide import prepare
 from hpc_gpt.launcher.request import Request
 
 

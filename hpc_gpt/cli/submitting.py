@@ -27,8 +27,8 @@ from hpc_gpt.core.files import from_here, logs_folder, read_text
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.find_runs import find_run
 from hpc_gpt.core.terminal import can_ask, confirm, say
+from hpc_gpt.launcher.decide import prepare
 from hpc_gpt.launcher.notes import notes_said, prediction_lines, without_said
-from hpc_gpt.launcher.prepare import prepare
 from hpc_gpt.launcher.submission import (
     check_submission,
     dry_run,

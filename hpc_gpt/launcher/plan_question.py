@@ -4,7 +4,7 @@ varies."""
 import contextlib
 import functools
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ from hpc_gpt.core.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile, user_default
 from hpc_gpt.core.settings.devices import DEVICES, device_named, known_devices
 from hpc_gpt.core.settings.engines import check_engine_trains
-from hpc_gpt.core.settings.experiment import Command, Experiment, with_keys
+from hpc_gpt.core.settings.experiment import Command, Experiment
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.core.settings.layout import AXES, Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import PRESETS
-from hpc_gpt.core.settings.resolve import resolve_shape, size_run
+from hpc_gpt.core.settings.resolve import resolve_shape
 from hpc_gpt.core.settings.services import EngineName, Plan
 from hpc_gpt.core.weights.config import model_name
 from hpc_gpt.launcher.request import (
@@ -36,9 +36,9 @@ from hpc_gpt.planner.machine import Constants, Machine, check_dtype, check_reach
 from hpc_gpt.planner.nearest import check_possible, fewest_gpus
 from hpc_gpt.planner.prediction import constants_of
 from hpc_gpt.planner.question import Question, asked_gpus, question_of, searched_engines
-from hpc_gpt.planner.search import Candidate, Searched, search
-from hpc_gpt.planner.table import engine_text, settings_text
-from hpc_gpt.planner.training import check_matmul, engine_for
+from hpc_gpt.planner.search import Searched, search
+from hpc_gpt.planner.table import engine_text
+from hpc_gpt.planner.training import check_matmul
 
 # The profile to plan for if the user has named no cluster, and the fallback has no device.
 STAND_IN = "a100-80g-8"
@@ -176,66 +176,6 @@ def read_plan_request(
         request, name, base, experiment, model, machine, constants, source, question, tokens, profile, stands_in,
         like is not None, fast,
     )  # fmt: skip
-
-
-def with_best(
-    experiment: Experiment, profile: ClusterProfile, given_keys: Collection[str], fast: bool
-) -> tuple[Experiment, str]:
-    """Returns (an experiment without a file, with the engine, layout and settings of the best plan; a line that names
-    them).
-
-    The values of `given_keys` stay; if they have a size of the batch, the rules decide the batch. If the profile says
-    too little for a plan, or nothing fits, only the engine is chosen: the simplest that runs the rules' layout. `fast`:
-    with the fast settings of the engine.
-    """
-    try:
-        best = _best(experiment, profile, given_keys, fast)
-    except UserError:
-        best = None
-    if best is None:
-        return _with_simplest(experiment, profile, given_keys), ""
-    run = best.training
-    sizes = {**vars(run.layout), **{name: getattr(run, name) for name in ("micro_batch", *_BATCH)}}
-    keys: dict[str, Any] = {f"layout.{name}": size for name, size in sizes.items()}
-    planned = with_keys(replace(experiment, engine=engine_for(run, experiment.engine)), keys)
-    chosen = [] if "engine.name" in given_keys else [f"engine {run.engine}"]
-    chosen += [text for text in (settings_text(replace(run, compiled=False)),) if text != "-"]
-    chosen += [] if {f"layout.{axis}" for axis in ("tp", "pp")} <= {*given_keys} else [str(run.layout)]
-    chosen += [] if "layout.micro_batch" in given_keys else [f"micro-batch {run.micro_batch}"]
-    return planned, f"from plan: {', '.join(chosen)}" if chosen else ""
-
-
-def _best(experiment: Experiment, profile: ClusterProfile, given_keys: Collection[str], fast: bool) -> Candidate | None:
-    machine, holds, layout = machine_of(profile), {*given_keys}, experiment.layout
-    if {f"layout.{name}" for name in ("micro_batch", *_BATCH)} & holds:
-        batch = size_run(cut_warmup(experiment)[0], profile).batch.global_batch
-        holds.add("layout.global_batch")
-    else:
-        batch = usual_batch(resolve_shape(experiment.model).seq, asked_gpus(experiment, profile))
-    experiment = replace(experiment, layout=replace(layout, global_batch=batch))
-    question = question_of(experiment, profile, holds, fast=fast)
-    check_reach(machine, question.gpus)
-    check_dtype(question.dtype, machine)
-    return search(question, machine, constants_of(profile)).best
-
-
-def _with_simplest(experiment: Experiment, profile: ClusterProfile, given_keys: Collection[str]) -> Experiment:
-    """The experiment with the simplest engine that runs its layout, as the rules decide it."""
-    if "engine.name" in given_keys:
-        return experiment
-
-    def layout_on(engine: str) -> Layout | None:
-        with contextlib.suppress(UserError):
-            named = replace(experiment, engine=replace(experiment.engine, name=engine))
-            return size_run(cut_warmup(named)[0], profile).layout
-        return None
-
-    by_rules = layout_on(experiment.engine.name)
-    engines = sorted(trainers().values(), key=lambda facts: facts.plan_order)
-    layouts = ((facts.name, layout_on(facts.name)) for facts in engines)
-    runs = (name for name, layout in layouts if layout is not None and by_rules in (None, layout))
-    name = next(runs, experiment.engine.name)
-    return replace(experiment, engine=replace(experiment.engine, name=name))
 
 
 def _planned_nodes(request: Request) -> tuple[ClusterProfile, bool]:

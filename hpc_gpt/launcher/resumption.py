@@ -43,7 +43,7 @@ from hpc_gpt.core.settings.schedule import decay_steps_of, describe_schedule, fi
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.start_check import check_reachable
 from hpc_gpt.launcher.changes import change_notes
-from hpc_gpt.launcher.prepare import finish, predict_run
+from hpc_gpt.launcher.decide import make_run, predict_run
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.request import Request
 from hpc_gpt.launcher.submission import SubmittedRun, check_inputs, start_run
@@ -296,7 +296,7 @@ def prepare_child(
             planner = load_profile(planner.name, of_a_run=True)
     inputs = replace(inputs, data_from=resolved.data_from)
     prediction = predict_run(resolved, planner, refuse=not force)
-    return finish(resolved, prediction, title=title, template=template, inputs=inputs, **others)
+    return make_run(resolved, prediction, title=title, template=template, inputs=inputs, **others)
 
 
 def changed_length(settings: Resolved, until: Until, changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from hpc_gpt.core.slurm.directives import directives_but_name
 from hpc_gpt.core.slurm.sbatch_words import array_variables
 from hpc_gpt.core.slurm.start_check import NeverStarts
 from hpc_gpt.core.tables import flat
-from hpc_gpt.launcher.prepare import prepare_row
+from hpc_gpt.launcher.decide import prepare_row
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.render import array_script
 from hpc_gpt.launcher.request import Request, choose_profile, requested_file

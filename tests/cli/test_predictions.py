@@ -331,10 +331,10 @@ def test_a_much_faster_layout_is_named_with_what_asks_for_it(tmp_path):
     ids=["pp given", "smoke", "a file of no layout", "all given"],
 )
 def test_a_submission_searches_once_and_only_what_is_open(tmp_path, monkeypatch, words, held):
-    """And sizes the run twice, and once as the file has it, for the samples of its step."""
+    """And sizes the run twice, beside the note on the samples of its step."""
     (tmp_path / "open.toml").write_text(OPEN)
     asked, sizings = [], []
-    monkeypatch.setattr("hpc_gpt.launcher.prepare.size_run", lambda *rest: sizings.append(rest) or size_run(*rest))
+    monkeypatch.setattr("hpc_gpt.launcher.decide.size_run", lambda *rest: sizings.append(rest) or size_run(*rest))
 
     def counted(question, *rest, **limits):
         asked.append(question)

@@ -33,8 +33,8 @@ from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.clients import ask, has_sbatch
 from hpc_gpt.core.slurm.start_check import check_reachable
 from hpc_gpt.core.tables import close_matches
+from hpc_gpt.launcher.decide import prepare
 from hpc_gpt.launcher.doctor.site import Site, SlurmPartition, read_site
-from hpc_gpt.launcher.prepare import prepare
 from hpc_gpt.launcher.request import Request
 from hpc_gpt.launcher.services import build_fault, lacking_packages
 from hpc_gpt.launcher.submission import dry_run

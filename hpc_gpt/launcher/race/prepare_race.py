@@ -23,8 +23,8 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.services import SERVICES, Notify
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.tables import flat, toml_value
+from hpc_gpt.launcher.decide import make_run, predict_run, prepare_row
 from hpc_gpt.launcher.past_timings import PastTimings
-from hpc_gpt.launcher.prepare import MEASURED, finish, predict_run, prepare_row
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.render import render_script
 from hpc_gpt.launcher.request import DEFAULTS, Request, choose_profile, requested_file
@@ -43,7 +43,19 @@ ROUNDS, STEPS, TOP = 3, 20, 5
 _WARM_UP = 5
 # Seconds of a start that no earlier run has measured, and of a job's end.
 _START_S, _END_S = 120.0, 60.0
-_VISIT: Mapping[str, Any] = {**MEASURED, "job.preflight": False}
+# A visit only trains, as many steps as the race says: it saves nothing, and has no end or limit of its own.
+_VISIT: Mapping[str, Any] = {
+    "train.save_every": 0,
+    "train.save_minutes": None,
+    "train.save_at": (),
+    "train.save_last": False,
+    "train.until_loss": None,
+    "train.eval_every": 0,
+    "train.minutes": None,
+    "job.max_gpu_hours": None,
+    "job.time": None,
+    "job.preflight": False,
+}
 # Keys beside layout and engine that leave the training the same.
 _FREE = ("train.optimizer_mode", "train.eval_every", "train.eval_batches", "data.workers", "data.on_bad_shard")
 _RACE_KEYS = ("job.time", "job.signal_lead_s", "job.name")
@@ -144,7 +156,7 @@ def _planned(request: Request, profile: ClusterProfile, file: ExperimentFile, to
         raise
     for name, keys in layouts:
         sized = size_run(with_keys(experiment_of(base.resolved), keys), profile)
-        visit = finish(
+        visit = make_run(
             sized,
             predict_run(sized, profile),
             file=file,
@@ -192,7 +204,7 @@ def _as_visit(
         prediction = predict_run(sized, profile, refuse=not local)
     except LayoutError as fault:
         return replace(row, visit=None, cause="; ".join(str(fault).splitlines()))
-    visit = finish(
+    visit = make_run(
         sized,
         prediction,
         file=file,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hpc_gpt.core.ends.end_policy import LATE_SIGNAL_S, class_of_sigterm, end_by_script
 from hpc_gpt.core.ends.state import is_inferred
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.launcher.prepare import prepare
+from hpc_gpt.launcher.decide import prepare
 from hpc_gpt.launcher.request import Request, ScriptRequest
 from hpc_gpt.launcher.submission import write_run
 from tests.made_runs import add_attempt

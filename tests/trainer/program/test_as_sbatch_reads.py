@@ -8,8 +8,8 @@ import pytest
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.slurm.directives import script_directives
 from hpc_gpt.core.slurm.sbatch_words import options_of_variables, read_options, sizes_of, split_directive
+from hpc_gpt.launcher.decide import prepare
 from hpc_gpt.launcher.overview import overview
-from hpc_gpt.launcher.prepare import prepare
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.request import Request, ScriptRequest
 from hpc_gpt.trainer.program.job_script import read_job_script

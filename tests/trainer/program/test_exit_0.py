@@ -10,7 +10,7 @@ import pytest
 from hpc_gpt.core.ends.program_end import Said, write_said
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.launcher.attempts import script_end
-from hpc_gpt.launcher.prepare import prepare
+from hpc_gpt.launcher.decide import prepare
 from hpc_gpt.launcher.request import Request, ScriptRequest
 from hpc_gpt.launcher.submission import write_run
 from hpc_gpt.reader.live_lines import LiveLines

@@ -21,8 +21,8 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.resolved import config_hash
 from hpc_gpt.launcher.attempts import what_next
+from hpc_gpt.launcher.decide import prepare
 from hpc_gpt.launcher.notes import notes_said, without_said
-from hpc_gpt.launcher.prepare import prepare
 from hpc_gpt.launcher.request import Request, ScriptRequest
 from hpc_gpt.launcher.submission import write_run
 from hpc_gpt.trainer.program.script_watch import to_signal

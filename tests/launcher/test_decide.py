@@ -9,8 +9,8 @@ from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.experiment_file import cut_warmup, load_experiment, read_experiment
 from hpc_gpt.core.settings.layout import Batch
 from hpc_gpt.core.settings.resolve import experiment_of, resolve
-from hpc_gpt.launcher import prepare as preparing
-from hpc_gpt.launcher.prepare import lengthen, load_row, prepare
+from hpc_gpt.launcher import decide as preparing
+from hpc_gpt.launcher.decide import lengthen, load_row, prepare
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.request import Request, ScriptRequest
 from hpc_gpt.launcher.until import Until

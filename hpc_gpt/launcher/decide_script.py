@@ -57,7 +57,7 @@ _TRAIN_KEYS = ("train.steps", "train.hang_multiple", "train.hang_floor_s", "trai
 _TABLES = ("job", "command", *SERVICES)
 
 
-def prepare_file(
+def prepare_script_of_file(
     request: Request, profile: ClusterProfile, file: ExperimentFile, experiment: Experiment, given_keys: Collection[str]
 ) -> PreparedRun:
     """The run of an experiment from a file that names a script in `command.script`. Its keys of [job] and [layout]
@@ -71,10 +71,15 @@ def prepare_file(
     ours = [key for key in given_keys if key.partition(".")[0] in _TABLES or key in (*_SIZES, *_TRAIN_KEYS)]
     stated = {key: getattr(getattr(experiment, key.partition(".")[0]), key.partition(".")[2]) for key in ours}
     whole = replace(request, overrides=stated | request.overrides)
-    return prepare_script(whole, profile, call, file, experiment.name)
+    return _prepare_script(whole, profile, call, file, experiment.name)
 
 
-def prepare_script(
+def prepare_script_of_line(request: Request, profile: ClusterProfile, call: ScriptRequest) -> PreparedRun:
+    """The run of a script that the command line names. Raises ConfigError."""
+    return _prepare_script(request, profile, call)
+
+
+def _prepare_script(
     request: Request,
     profile: ClusterProfile,
     call: ScriptRequest,

@@ -1,0 +1,399 @@
+"""Decide a run: read its experiment, choose what is open, size it, predict it, note what its user should know, render.
+
+Every verb that needs the script of a run uses this module: render, submit with its sweeps, races and resumptions, and
+doctor. They share `predict_run` and `make_run`. A script of the user's own takes the steps of `decide_script`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hpc_gpt.core.engines import engine_named, trainers
+from hpc_gpt.core.engines.base.facts import EngineFacts
+from hpc_gpt.core.errors import ConfigError, UserError
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.engines import check_products
+from hpc_gpt.core.settings.experiment import Experiment, with_keys
+from hpc_gpt.core.settings.experiment_file import (
+    ExperimentFile,
+    cut_warmup,
+    find_experiment,
+    keys_given,
+    load_experiment,
+)
+from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.resolve import NO_EXPERIMENT, experiment_text, resolve_shape, size_run
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.sized import Sized
+from hpc_gpt.launcher.notes import Decided, notes_of, notes_on_time
+from hpc_gpt.launcher.prepared import PreparedRun, folder_beside
+from hpc_gpt.launcher.render import render_script
+from hpc_gpt.launcher.request import (
+    DEFAULTS,
+    Request,
+    choose_profile,
+    is_fast,
+    of_full_size,
+    requested_file,
+    usual_batch,
+    with_defaults,
+)
+from hpc_gpt.launcher.until import (
+    ForecastInputs,
+    Until,
+    forecast_chain,
+    length_settings,
+    wants_forecast,
+)
+from hpc_gpt.planner.prediction import PlanChoice, Prediction, constants_of, faster_notes, plan_open, predict
+
+if TYPE_CHECKING:
+    from hpc_gpt.core.settings.smoke import SmallExperiment
+    from hpc_gpt.launcher.forecast import Forecast
+    from hpc_gpt.planner.search import Candidate
+
+# The minutes between saves of a run that does not say when to save, and the number of checkpoints that it keeps.
+AUTOMATIC_MINUTES, AUTOMATIC_KEPT = 30.0, 3
+_BATCH = ("micro_batch", "micro_batches", "global_batch")
+
+
+def prepare(request: Request, queueing: bool = False, faster: bool = False) -> PreparedRun:
+    """Prepares one run; for a sweep the requested row, or the first possible one.
+
+    `queueing`: the job is to be submitted, so the fallback profile is refused if there is no sbatch. `faster`: adds
+    advice on settings that would make it faster, and on another layout if the plan is searched and the layout is open.
+    """
+    if request.names_experiment and request.script is None:
+        find_experiment(request.experiment)  # a name that nothing has is the first thing to say
+    profile = choose_profile(request, queueing)
+    if request.script is not None:
+        from hpc_gpt.launcher.decide_script import prepare_script_of_line  # for job scripts alone
+
+        return prepare_script_of_line(request, profile, request.script)
+    file = requested_file(request, profile)
+    row = file.row(request.row)
+    try:
+        return prepare_row(request, profile, file, row.name if row is not None else None, faster)
+    except UserError as fault:
+        if not (request.names_experiment or request.sized or file.path is DEFAULTS):
+            none_named = f"no EXPERIMENT is named, so it is the default, {request.experiment}; demo is a small one"
+            fault.hint = f"{fault.hint}; {none_named}" if fault.hint else none_named
+        raise
+
+
+@dataclass
+class _Draft:
+    """A run while it is decided: each step fills in what the later ones read.
+
+    `given_keys`: the dotted keys that the user gives. `full` are the sizes on the intended cluster, that of
+    `full_profile`, and `run` those of the run itself. `batch`: the reason for the batch of a run without a file.
+    """
+
+    request: Request
+    profile: ClusterProfile
+    file: ExperimentFile
+    row: str | None
+    experiment: Experiment
+    given_keys: frozenset[str]
+    full_profile: ClusterProfile
+    wants_faster: bool
+    full: Sized = field(init=False)
+    run: Sized = field(init=False)
+    batch: str = ""
+    plan: PlanChoice = field(default_factory=PlanChoice)
+    length: tuple[str, ...] = ()
+    small: SmallExperiment | None = None
+    inputs: ForecastInputs | None = None
+
+    @property
+    def until(self) -> Until:
+        return self.request.until or Until()
+
+
+def prepare_row(
+    request: Request, profile: ClusterProfile, file: ExperimentFile, row: str | None, faster: bool = False
+) -> PreparedRun:
+    """The run of a file, or of one of its rows."""
+    draft = _read(request, profile, file, row, faster)
+    facts = engine_named(draft.experiment.engine.name)
+    if facts.starts_script(draft.experiment.command):
+        from hpc_gpt.launcher.decide_script import prepare_script_of_file
+
+        return prepare_script_of_file(request, profile, file, draft.experiment, draft.given_keys)
+    _check_request(request, facts, draft.until)
+    _plan(draft)
+    if request.smoke:
+        _shrink(draft)
+    else:
+        _lengthen(draft)
+    _size(draft)
+    # A run on this machine, or a smoke run, need not fit by the prediction.
+    may_not_fit = request.force or request.smoke or draft.profile.scheduler == "local"
+    prediction = predict_run(draft.run, draft.profile, refuse=not may_not_fit)
+    return make_run(
+        draft.run,
+        prediction,
+        file=file,
+        row=row,
+        template=request.template,
+        inputs=draft.inputs,
+        notes=_notes(draft),
+        data_beside=folder_beside(file, draft.run.data, request.overrides, row),
+        faster=faster_notes(prediction, draft.run, draft.given_keys, draft.plan.best) if draft.wants_faster else (),
+        copies=request.copies,
+    )
+
+
+def _read(request: Request, profile: ClusterProfile, file: ExperimentFile, row: str | None, faster: bool) -> _Draft:
+    """1. The experiment, with the keys that the user gives."""
+    until = request.until or Until()
+    steps_elsewhere = request.smoke or (until.steps or until.tokens) is not None
+    return _Draft(
+        request=request,
+        profile=profile,
+        file=file,
+        row=row,
+        experiment=load_row(file, request.overrides, row, steps_elsewhere),
+        given_keys=keys_given(file, request.overrides, row),
+        full_profile=of_full_size(request, profile),
+        wants_faster=faster and not request.smoke,  # the speed of a smoke run does not matter
+    )
+
+
+def _plan(draft: _Draft) -> None:
+    """2. The plan's choice of every key that is open, and the sizes on the intended cluster. Without a file, engine,
+    layout and batch are open; else what the file and the rules for a layout leave open."""
+    overrides, has_file = draft.request.overrides, draft.file.path is not DEFAULTS
+    if not has_file:
+        open_keys = {"engine.compile"} - {*overrides}  # it is by default, too
+        fast = is_fast(draft.full_profile, overrides)
+        draft.plan = _best_plan(draft.experiment, draft.full_profile, draft.given_keys - open_keys, fast)
+        planned = with_keys(draft.experiment, draft.plan.keys)
+        draft.experiment, draft.batch = with_defaults(planned, draft.full_profile, overrides, draft.given_keys)
+        draft.given_keys -= open_keys
+    draft.full = size_run(cut_warmup(draft.experiment)[0], draft.full_profile)
+    if has_file or "layout.micro_batches" in draft.given_keys:
+        draft.given_keys |= {"layout.micro_batch"}  # the plan chooses it only if the user gives no part of the batch
+    draft.plan = PlanChoice(lines=draft.plan.lines)
+    if not (draft.plan.lines or draft.request.smoke):
+        draft.plan = plan_open(draft.full, draft.profile, draft.given_keys, all_layouts=draft.wants_faster)
+
+
+def _shrink(draft: _Draft) -> None:
+    """3. Makes it small for a smoke run."""
+    from hpc_gpt.core.runs.provenance import has_gpus  # loads much that a job script does not need
+    from hpc_gpt.core.settings.smoke import shrink
+
+    on_gpus = draft.profile.scheduler != "local" or has_gpus()
+    draft.small = shrink(draft.experiment, draft.full, on_gpus, draft.request.overrides)
+    draft.profile = replace(draft.profile, stage=None)
+
+
+def _lengthen(draft: _Draft) -> None:
+    """3. How far it trains, when it saves, and what its forecast needs."""
+    request, given = draft.request, draft.given_keys
+    draft.experiment, draft.length = lengthen(draft.experiment, draft.until, draft.full, request.given, given)
+    if request.until is not None:
+        draft.inputs = ForecastInputs(request.until, request.past, "job.signal_lead_s" in given)
+
+
+def _size(draft: _Draft) -> None:
+    """4. Its sizes with the plan's choice. If a switch that is given refuses the plan's keys, they are left out."""
+    experiment = draft.small.experiment if draft.small is not None else draft.experiment
+    if draft.plan.keys:
+        with contextlib.suppress(UserError):
+            draft.run = size_run(with_keys(experiment, draft.plan.keys), draft.profile)
+            return
+        draft.plan = PlanChoice(best=draft.plan.best)
+    draft.run = size_run(experiment, draft.profile)
+
+
+def _notes(draft: _Draft) -> list[str]:
+    """5. The notes for the user."""
+    decided = Decided(
+        request=draft.request,
+        file=draft.file,
+        row=draft.row,
+        experiment=draft.experiment,
+        full=draft.full,
+        full_profile=draft.full_profile,
+        run=draft.run,
+        profile=draft.profile,
+        given_keys=draft.given_keys,
+        planned=draft.plan.lines,
+        length=draft.length,
+        batch=draft.batch,
+        small=draft.small,
+    )
+    return [*notes_of(decided)]
+
+
+def _check_request(request: Request, facts: EngineFacts, until: Until) -> None:
+    if request.smoke and until != Until():
+        raise ConfigError("--until says how far to train, but --smoke trains 5 steps", "give one of the two")
+    if request.smoke:
+        facts.refuse_program("it cannot be made small from here", "give its command smaller sizes")
+    if until != Until():
+        facts.refuse_program("--until cannot tell it when to end", "say so in command.run")
+
+
+# --- the plan's choice for a run without a file
+
+
+def _best_plan(experiment: Experiment, profile: ClusterProfile, given_keys: Collection[str], fast: bool) -> PlanChoice:
+    """The engine, layout and settings of the best plan for an experiment without a file, and a line that names them.
+
+    The values of `given_keys` stay; if they have a size of the batch, the rules decide the batch. If the profile says
+    too little for a plan, or nothing fits, only the engine is chosen: the simplest that runs the rules' layout. `fast`:
+    with the fast settings of the engine.
+    """
+    try:
+        best = _best(experiment, profile, given_keys, fast)
+    except UserError:
+        best = None
+    if best is None:
+        return PlanChoice({"engine.name": _simplest_engine(experiment, profile, given_keys)})
+    from hpc_gpt.planner.table import settings_text
+    from hpc_gpt.planner.training import engine_for
+
+    run = best.training
+    sizes = {**vars(run.layout), **{name: getattr(run, name) for name in _BATCH}}
+    keys = {f"layout.{name}": size for name, size in sizes.items()}
+    keys |= {f"engine.{name}": value for name, value in vars(engine_for(run, experiment.engine)).items()}
+    chosen = [] if "engine.name" in given_keys else [f"engine {run.engine}"]
+    chosen += [text for text in (settings_text(replace(run, compiled=False)),) if text != "-"]
+    chosen += [] if {f"layout.{axis}" for axis in ("tp", "pp")} <= {*given_keys} else [str(run.layout)]
+    chosen += [] if "layout.micro_batch" in given_keys else [f"micro-batch {run.micro_batch}"]
+    return PlanChoice(keys, (f"from plan: {', '.join(chosen)}",) if chosen else ())
+
+
+def _best(experiment: Experiment, profile: ClusterProfile, given_keys: Collection[str], fast: bool) -> Candidate | None:
+    from hpc_gpt.planner.machine import check_dtype, check_reach, machine_of
+    from hpc_gpt.planner.question import asked_gpus, question_of
+    from hpc_gpt.planner.search import search
+
+    machine, holds, layout = machine_of(profile), {*given_keys}, experiment.layout
+    if {f"layout.{name}" for name in _BATCH} & holds:
+        batch = size_run(cut_warmup(experiment)[0], profile).batch.global_batch
+        holds.add("layout.global_batch")
+    else:
+        batch = usual_batch(resolve_shape(experiment.model).seq, asked_gpus(experiment, profile))
+    experiment = replace(experiment, layout=replace(layout, global_batch=batch))
+    question = question_of(experiment, profile, holds, fast=fast)
+    check_reach(machine, question.gpus)
+    check_dtype(question.dtype, machine)
+    return search(question, machine, constants_of(profile)).best
+
+
+def _simplest_engine(experiment: Experiment, profile: ClusterProfile, given_keys: Collection[str]) -> str:
+    """The simplest engine that runs the experiment's layout, as the rules decide it."""
+    if "engine.name" in given_keys:
+        return experiment.engine.name
+
+    def layout_on(engine: str) -> Layout | None:
+        with contextlib.suppress(UserError):
+            named = replace(experiment, engine=replace(experiment.engine, name=engine))
+            return size_run(cut_warmup(named)[0], profile).layout
+        return None
+
+    by_rules = layout_on(experiment.engine.name)
+    engines = sorted(trainers().values(), key=lambda facts: facts.plan_order)
+    layouts = ((facts.name, layout_on(facts.name)) for facts in engines)
+    runs = (name for name, layout in layouts if layout is not None and by_rules in (None, layout))
+    return next(runs, experiment.engine.name)
+
+
+def _automatic_saves(experiment: Experiment, given_keys: Collection[str]) -> dict[str, Any]:
+    """{dotted key: value} for a checkpoint every AUTOMATIC_MINUTES, with the newest AUTOMATIC_KEPT kept. Empty if one
+    of the `given_keys` says when to save, or if the engine cannot save by the clock."""
+    says = {"train.save_every", "train.save_minutes"} & set(given_keys) or not experiment.train.save_last
+    facts = engine_named(experiment.engine.name)
+    if says or not facts.follows("save_minutes"):
+        return {}
+    keep = {} if "train.keep_last" in given_keys else {"train.keep_last": AUTOMATIC_KEPT}
+    return {"train.save_minutes": AUTOMATIC_MINUTES, **keep}
+
+
+# --- the steps of every preparation
+
+
+def load_row(
+    file: ExperimentFile, overrides: Mapping[str, Any], row: str | None, steps_elsewhere: bool = False
+) -> Experiment:
+    """The experiment with the overrides applied, as in `load_experiment`.
+
+    If it then has all three sizes of a batch, and an override gave global_batch or micro_batches, the other of the two
+    is dropped, and follows from the rest.
+    """
+    experiment = load_experiment(file, overrides, row, steps_elsewhere)
+    sizes = experiment.layout
+    overridden = {"layout.global_batch", "layout.micro_batches"} & set(overrides)
+    is_open = None in (sizes.micro_batch, sizes.micro_batches, sizes.global_batch)
+    if is_open or len(overridden) != 1:
+        return experiment
+    follows = "layout.micro_batches" if "layout.global_batch" in overridden else "layout.global_batch"
+    return with_keys(experiment, {follows: None})
+
+
+def lengthen(
+    experiment: Experiment, until: Until, sized: Sized, on_line: Mapping[str, Any], given_keys: Collection[str]
+) -> tuple[Experiment, tuple[str, ...]]:
+    """(the experiment with the length that `until` requests, a warm-up that fits it, and times of saves; notes).
+
+    `sized` has its batch. `on_line` are the settings that the command line gives beside `until`; `given_keys` are given
+    there or in the file. Raises ConfigError.
+    """
+    length = length_settings(until, sized, on_line)
+    whole, cut = cut_warmup(with_keys(experiment, {f"train.{key}": value for key, value in length.items()}))
+    return with_keys(whole, _automatic_saves(whole, given_keys)), (*until.notes(sized.batch, sized.model.seq), *cut)
+
+
+def predict_run(sized: Sized, planner: ClusterProfile, refuse: bool = False) -> Prediction:
+    """The prediction for a run with all keys decided, by the planner's keys of a profile. Raises LayoutError if
+    `refuse` and it is predicted not to fit; ConfigError for a format of its products with which it cannot train."""
+    check_products(sized)
+    return predict(sized, planner, refuse)
+
+
+def make_run(
+    sized: Sized,
+    prediction: Prediction,
+    *,
+    file: ExperimentFile | None = None,
+    row: str | None = None,
+    title: str = NO_EXPERIMENT,
+    template: Path | None = None,
+    inputs: ForecastInputs | None = None,
+    forecast: Forecast | None = None,
+    notes: Sequence[str] = (),
+    **others: Any,
+) -> PreparedRun:
+    """The prepared run of a sized experiment and its prediction. With `inputs` it has a forecast of its job chain,
+    which decides the signal's lead. Then its settings and its script are made, and nothing changes them.
+
+    `file` has the experiment's text, and the `row`. Without a file, or with DEFAULTS, the settings are written as text
+    under a `title`. `others` are further fields of a PreparedRun. Raises ConfigError and RenderError.
+    """
+    job, data_from = sized.job, 0
+    if inputs is not None:
+        data_from = inputs.data_from
+        if wants_forecast(sized, inputs.until):
+            forecast = forecast_chain(replace(sized, data_from=data_from), prediction, inputs)
+            job = job if forecast.lead_s is None else replace(job, signal_lead_s=forecast.lead_s)
+    sweep = file.name if file is not None and row is not None else None
+    resolved = Resolved.of(sized, job=job, sweep=sweep, row=row, data_from=data_from)
+    file = None if file is None or file.path is DEFAULTS else file
+    return PreparedRun(
+        resolved,
+        render_script(resolved, template),
+        file.text if file is not None else experiment_text(resolved, title),
+        (*notes, *(notes_on_time(resolved, inputs.past) if inputs is not None else ())),
+        prediction,
+        forecast,
+        file=file.path if file is not None else None,
+        **others,
+    )
