@@ -25,7 +25,7 @@ from hpc_gpt.core.terminal import painted, say, shows_life, width, write_heading
 from hpc_gpt.launcher.plan_question import PLANNED_TOKENS, PlanRequest, read_plan_request, search_plan
 from hpc_gpt.launcher.request import Request, usual_batch
 from hpc_gpt.planner.explanation import explain_plan
-from hpc_gpt.planner.figures import figures_in, figures_of, in_words, plan_figures, summary
+from hpc_gpt.planner.figures import as_text, figures_in, figures_of, plan_figures, summary
 from hpc_gpt.planner.largest import FAMILY, largest, longest
 from hpc_gpt.planner.nearest import by_micro_batch, fewest_gpus, larger_batch, overlapped, without_offload
 from hpc_gpt.planner.prediction import compiled_step
@@ -299,7 +299,7 @@ def _days_of_20(plan: PlanRequest, searched: Searched) -> str:
     best = search(question, plan.machine, plan.constants, keep=1).best or searched.candidates[0]
     assert best.step is not None
     figures = plan_figures(best, figures_of(best.training, best.step, plan.machine, tokens))
-    cost = in_words(figures, "days", "gpu_hours")
+    cost = as_text(figures, "days", "gpu_hours")
     return f"20 tokens a parameter at global batch {best.training.global_batch} on {best.layout}: {cost}"
 
 

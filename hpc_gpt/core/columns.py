@@ -34,25 +34,28 @@ _MARKUP = re.compile(r"[\\|<\[`]")
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its heading, the keys it shows (csv has a column for each), a row's value, and its digits.
-
-    `optional`: a table has it only if a row has a value. `published`: the key of the published figure beside it. A
-    list of figures calls it `label`, and prints `unit` and `formula` after the value. `means`: its full meaning.
-    `style`: the style of a row's cell on a terminal.
-    """
+    """One column of a table or of a list of figures."""
 
     heading: str
     keys: tuple[str, ...]
+    """The keys of a row that it shows; csv has a column for each."""
     value: Callable[[Any], Any]
+    """Gives a row's value."""
     digits: Callable[[Any], str] = show_value
+    """Writes a value."""
     right: bool = True
     optional: bool = False
+    """A table has the column only if a row has a value."""
     published: str | None = None
+    """The key of the published figure beside it."""
     label: str = ""
+    """The heading in a list of figures, which prints `unit` and `formula` after the value."""
     unit: str = ""
     formula: str = ""
     means: str = ""
+    """Its full meaning."""
     style: Callable[[Any], Style] = lambda row: ""
+    """Gives the style of a row's cell on a terminal."""
 
     def show(self, row: Any) -> str:
         """The text of a row's cell."""

@@ -31,7 +31,7 @@ from hpc_gpt.launcher.request import (
     requested_file,
     usual_batch,
 )
-from hpc_gpt.planner.figures import needs_most
+from hpc_gpt.planner.figures import peak_memory_text
 from hpc_gpt.planner.machine import Constants, Machine, check_dtype, check_reach, machine_of
 from hpc_gpt.planner.nearest import check_possible, fewest_gpus
 from hpc_gpt.planner.prediction import constants_of
@@ -273,7 +273,7 @@ def search_plan(plan: PlanRequest, must_fit: bool) -> Searched:
         hint = f"leave --engine out: {other} fits; or {hint}"
     raise LayoutError(
         f"{plan.name} does not fit on {plan.question.gpus} {plan.machine.device}: the nearest, {nearest.layout} on "
-        f"{engine_text(nearest.training)}, needs {needs_most(nearest)}",
+        f"{engine_text(nearest.training)}, needs {peak_memory_text(nearest)}",
         hint,
     )
 

@@ -16,7 +16,7 @@ from hpc_gpt.core.settings.shape_split import outer_params
 from hpc_gpt.core.tables import set_dotted, toml_lines
 from hpc_gpt.planner import experts
 from hpc_gpt.planner.constants import constant_lines
-from hpc_gpt.planner.figures import Figures, arithmetic, needs, needs_most, plan_figures, summary
+from hpc_gpt.planner.figures import Figures, arithmetic, memory_text, peak_memory_text, plan_figures, summary
 from hpc_gpt.planner.links import Links
 from hpc_gpt.planner.machine import DEFAULT, Machine, generation_of
 from hpc_gpt.planner.memory import (
@@ -99,7 +99,7 @@ def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> I
         yield does_not_fit(candidate)
     else:
         tight = ": tight, because less is left than the prediction may err by" if candidate.is_tight else ""
-        yield f"needs {needs(candidate)}{tight}"
+        yield f"needs {memory_text(candidate)}{tight}"
     if candidate.step is not None and figures is not None:
         yield ""
         yield "time of a step"
@@ -352,7 +352,7 @@ def _hidden(best: Candidate) -> Iterator[str]:
 def _layout_reasons(searched: Searched, figures: Figures, source: str) -> Iterator[str]:
     best = searched.candidates[0]
     training = best.training
-    yield f"{best.layout}: {needs_most(best)}; {summary(plan_figures(best, figures))[0]}."
+    yield f"{best.layout}: {peak_memory_text(best)}; {summary(plan_figures(best, figures))[0]}."
     yield f"Predicted from {source}; the percentage is the prediction's expected error."
     batch = f"{training.micro_batch} x {training.micro_batches} micro-batches x dp {training.dp}"
     yield f"A step has {batch} = {training.global_batch} samples."

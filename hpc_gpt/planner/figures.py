@@ -179,14 +179,14 @@ def _work_and_cost(run: Training, figures: Figures) -> dict[str, PlanFigure]:
     return listed
 
 
-def in_words(figures: Mapping[str, PlanFigure], *keys: str) -> str:
+def as_text(figures: Mapping[str, PlanFigure], *keys: str) -> str:
     """The figures of these keys with their labels; missing ones are left out."""
     return ", ".join(str(figures[key]) for key in keys if key in figures)
 
 
 def summary(figures: Mapping[str, PlanFigure]) -> list[str]:
     """Lines with the time, the work and the cost."""
-    return [begin + line for begin, keys in _SUMMARY if (line := in_words(figures, *keys))]
+    return [begin + line for begin, keys in _SUMMARY if (line := as_text(figures, *keys))]
 
 
 def arithmetic(figures: Mapping[str, PlanFigure]) -> list[str]:
@@ -198,12 +198,12 @@ def arithmetic(figures: Mapping[str, PlanFigure]) -> list[str]:
     ]
 
 
-def needs(candidate: Candidate) -> str:
+def memory_text(candidate: Candidate) -> str:
     """The memory of the card, and of a host if anything is offloaded, as `26.0 of 31.7 GiB on stage 0`."""
     return _texts(plan_figures(candidate), ("memory", "host"))
 
 
-def needs_most(candidate: Candidate) -> str:
+def peak_memory_text(candidate: Candidate) -> str:
     """The memory of the card, or of the host if the candidate fills that further."""
     key = "host" if candidate.host_share > candidate.need_gib / candidate.card_gib else "memory"
     return _texts(plan_figures(candidate), (key,))

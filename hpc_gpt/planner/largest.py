@@ -6,7 +6,7 @@ from hpc_gpt.core.errors import LayoutError
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.planner.machine import DEFAULT, Constants, Machine
 from hpc_gpt.planner.question import Question
-from hpc_gpt.planner.search import Searched, search, with_room
+from hpc_gpt.planner.search import Searched, search, with_margin
 
 FAMILY = (
     "heads of 128, hidden a multiple of 1024 (of 256 below 2048), layers a multiple of 4 (8 from 64, 16 from 128 on), "
@@ -97,7 +97,7 @@ def longest(question: Question, machine: Machine, constants: Constants = DEFAULT
 
 def _fits(question: Question, shape: ModelShape, machine: Machine) -> bool:
     """Whether the shape fits with room."""
-    return bool(search(question.of(shape), with_room(machine), first=True).candidates)
+    return bool(search(question.of(shape), with_margin(machine), first=True).candidates)
 
 
 def _with_room(question: Question, shape: ModelShape, machine: Machine, constants: Constants) -> Searched | None:

@@ -15,7 +15,7 @@ from hpc_gpt.core.settings.resolve import size_run
 from hpc_gpt.core.settings.shape_split import check_split
 from hpc_gpt.planner.machine import DEFAULT, Constants, Machine
 from hpc_gpt.planner.question import DIVIDES_NO_BATCH, NO_ENGINE, TP_SPANS, Question
-from hpc_gpt.planner.search import Candidate, Searched, search, with_room
+from hpc_gpt.planner.search import Candidate, Searched, search, with_margin
 from hpc_gpt.planner.step_time import predict_step
 
 _STEPS = 16  # so many numbers of nodes are tried between one that is too small and twice as many
@@ -56,7 +56,7 @@ def without_offload(searched: Searched) -> str:
     if best is None or best.training.offload == "none" or "offload" in question.fixed:
         return ""
     fixed, savings = {**question.fixed, "offload": "none"}, question.savings - {"activation_offload"}
-    gpus = fewest_gpus(replace(question, fixed=fixed, savings=savings), with_room(searched.machine))
+    gpus = fewest_gpus(replace(question, fixed=fixed, savings=savings), with_margin(searched.machine))
     return f"nothing needs to be offloaded on {gpus} GPUs: --gpus {gpus} --offload none" if gpus else ""
 
 

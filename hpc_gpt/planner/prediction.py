@@ -14,7 +14,7 @@ from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.layout import solve_batch
 from hpc_gpt.core.settings.resolve import experiment_of
 from hpc_gpt.core.settings.sized import Sized, runs_program
-from hpc_gpt.planner.figures import in_words, needs, plan_figures
+from hpc_gpt.planner.figures import as_text, memory_text, plan_figures
 
 if TYPE_CHECKING:
     from hpc_gpt.core.engines.base.training import Training
@@ -202,9 +202,9 @@ def constants_of(profile: ClusterProfile) -> Constants:
 
 
 def _text(resolved: Sized, predicted: Predicted) -> str:
-    time = in_words(plan_figures(predicted.run), "step", "band") or f"time not predicted: {predicted.no_time}"
+    time = as_text(plan_figures(predicted.run), "step", "band") or f"time not predicted: {predicted.no_time}"
     fits = "" if predicted.run.fits else ": does not fit"
-    return f"{resolved.layout} needs {needs(predicted.run)}{fits}; {time}"
+    return f"{resolved.layout} needs {memory_text(predicted.run)}{fits}; {time}"
 
 
 def _tables(predicted: Predicted) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def _tables(predicted: Predicted) -> dict[str, Any]:
 
 def _refusal(resolved: Sized, predicted: Predicted) -> LayoutError:
     run = predicted.run
-    message = f"{resolved.layout} is predicted not to fit on {predicted.machine.device}: it needs {needs(run)}"
+    message = f"{resolved.layout} is predicted not to fit on {predicted.machine.device}: it needs {memory_text(run)}"
     nearest = _nearest(resolved, predicted)
     if nearest is None:
         return LayoutError(
@@ -232,8 +232,8 @@ def _refusal(resolved: Sized, predicted: Predicted) -> LayoutError:
             f"no layout of {counted(resolved.gpus, 'GPU')} fits at global batch {resolved.batch.global_batch}: "
             "use more GPUs, a smaller model, a shorter --seq, or --force to run it anyway",
         )
-    time = in_words(plan_figures(nearest), "step", "band") if run.step else ""
-    what = "; ".join(filter(None, (f"{nearest.layout}: {needs(nearest)}", time)))
+    time = as_text(plan_figures(nearest), "step", "band") if run.step else ""
+    what = "; ".join(filter(None, (f"{nearest.layout}: {memory_text(nearest)}", time)))
     return LayoutError(message, f"use {_flags(run.training, nearest.training)} ({what}), or --force to run it anyway")
 
 
@@ -304,7 +304,7 @@ def _pick(
     ruled = next(
         (candidate for candidate, run in runs if (run.layout, run.recompute, run.micro_batch) == by_rules), None
     )
-    if not fitting or (ruled is not None and ruled.merit <= fitting[0].merit):
+    if not fitting or (ruled is not None and ruled.sort_key <= fitting[0].sort_key):
         return None
     return fitting[0]
 

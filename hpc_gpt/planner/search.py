@@ -122,7 +122,7 @@ class Candidate:
     def risks(self) -> tuple[bool, bool, bool]:
         return self.needs_unknown_host, self.is_filled, self.is_tight
 
-    def equals(self, best: "Candidate") -> bool:
+    def is_as_fast(self, best: "Candidate") -> bool:
         """Whether it is as fast as the best, as far as a prediction can tell."""
         return self.risks == best.risks and 1 / EQUAL <= self.tokens_per_s / best.tokens_per_s <= EQUAL
 
@@ -132,7 +132,7 @@ class Candidate:
         return self.training.global_batch * self.training.shape.seq / self.step.step_s
 
     @property
-    def plainness(self) -> tuple[int, ...]:
+    def setting_counts(self) -> tuple[int, ...]:
         """The settings beyond a plain run on one GPU, the costliest first, without the engine."""
         run = self.training
         return (
@@ -151,7 +151,7 @@ class Candidate:
         )
 
     @property
-    def merit(self) -> tuple[int, ...]:
+    def sort_key(self) -> tuple[int, ...]:
         """The first sort keys, best first: those that are known to fit and leave memory, then speed in steps of NEAR,
         reduced for a tight candidate."""
         speed = self.tokens_per_s / (WORTH_THE_RISK if self.is_tight else 1.0)
@@ -159,11 +159,11 @@ class Candidate:
 
     @cached_property
     def rank(self) -> tuple[float | int, ...]:
-        """The sort key, best first: `merit`, then plainness."""
+        """The sort key, best first: `sort_key`, then the plainest."""
         run = self.training
         order = engine_of(run).plan_order
-        plain = (*self.plainness, order, run.zero_stage, run.micro_batch)
-        return (*self.merit, self.is_tight, *plain, -self.tokens_per_s)
+        plain = (*self.setting_counts, order, run.zero_stage, run.micro_batch)
+        return (*self.sort_key, self.is_tight, *plain, -self.tokens_per_s)
 
 
 @dataclass
@@ -231,7 +231,7 @@ def ranked(candidates: Iterable[Candidate]) -> list[Candidate]:
     places = {id(candidate): place for place, candidate in enumerate(by_rank)}
 
     def key(candidate: Candidate) -> tuple[float, ...]:
-        if candidate.equals(fastest):
+        if candidate.is_as_fast(fastest):
             return (0, *_drawbacks(candidate), places[id(candidate)])
         return (1, places[id(firsts.get(id(candidate), candidate))], id(candidate) not in firsts)
 
@@ -249,7 +249,7 @@ def fastest_of(by_rank: Sequence[Candidate]) -> Candidate:
 def _chosen(by_rank: Sequence[Candidate]) -> Candidate:
     """The candidate with the least drawbacks of those that are as fast as the fastest."""
     fastest = fastest_of(by_rank)
-    return min((candidate for candidate in by_rank if candidate.equals(fastest)), key=_drawbacks)
+    return min((candidate for candidate in by_rank if candidate.is_as_fast(fastest)), key=_drawbacks)
 
 
 def _drawbacks(candidate: Candidate) -> tuple[float, ...]:
@@ -270,7 +270,7 @@ def _firsts(candidates: Iterable[Candidate]) -> list[Candidate]:
     return list(firsts.values())
 
 
-def with_room(machine: Machine) -> Machine:
+def with_margin(machine: Machine) -> Machine:
     """A smaller machine, so that all that fits on it leaves room on the real cards and host."""
     host = None if machine.host_memory_gib is None else TIGHT * machine.host_memory_gib
     return replace(machine, memory_gib=TIGHT * machine.memory_gib, host_memory_gib=host)

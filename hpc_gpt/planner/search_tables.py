@@ -5,7 +5,7 @@ from typing import Any
 
 from hpc_gpt.planner.figures import figures_in
 from hpc_gpt.planner.search import KEPT, Candidate, Searched
-from hpc_gpt.planner.table import PARTS, does_not_fit, loses
+from hpc_gpt.planner.table import PARTS, does_not_fit, why_slower
 
 SCHEMA = 1
 _JSON_NAMES = {"sharded_optimizer": "distributed_optimizer"}  # the JSON has had this other name since its first version
@@ -37,7 +37,9 @@ def _candidate_tables(searched: Searched, candidate: Candidate, budget_tokens: f
         "time": {part.field: getattr(step, part.field) for part in PARTS} if step else None,
         "band": step.band if step else None,
         "figures": asdict(figures) if figures else None,
-        "against_best": loses(candidate, searched.candidates[0], searched.fastest) if step else does_not_fit(candidate),
+        "against_best": why_slower(candidate, searched.candidates[0], searched.fastest)
+        if step
+        else does_not_fit(candidate),
     }
 
 

@@ -281,7 +281,7 @@ class _StepModel:
         summed = facts.reduced_bytes(training)
         if training.vp > 1:  # a chunk's reduction runs during the other chunks' last micro-batches
             hidden_s *= (1 + training.pp * (training.vp - 1)) / training.vp
-        # A sharded optimizer gathers parameters, in 2 bytes, instead of the sums.
+        # The way back: a sharded optimizer gathers parameters, 2 bytes each, any other the summed gradients.
         back = 2.0 if training.sharded_optimizer else summed
         rate = self.links.reduction_b_s
         if training.dp_overlap and generation_of(self.machine) in ("hopper", "blackwell"):

@@ -9,7 +9,7 @@ from hpc_gpt.core.engines import engine_of
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.format import Paint, counted, plain, show_rate, wrapped
 from hpc_gpt.planner.experts import rows_an_expert
-from hpc_gpt.planner.figures import needs_most, plan_figures
+from hpc_gpt.planner.figures import peak_memory_text, plan_figures
 from hpc_gpt.planner.nearest import near_batches
 from hpc_gpt.planner.question import DIVIDES_NO_BATCH
 from hpc_gpt.planner.search import NEAR, SLOW_LAYOUT, Candidate, Searched
@@ -99,7 +99,7 @@ def shares(step: StepTime) -> dict[str, float]:
 
 def does_not_fit(candidate: Candidate) -> str:
     """The text for a candidate that does not fit: the memory that it needs, and on which stage."""
-    return f"does not fit: {needs_most(candidate)}"
+    return f"does not fit: {peak_memory_text(candidate)}"
 
 
 def _smaller(candidate: Candidate, best: Candidate) -> str:
@@ -124,7 +124,7 @@ def count_text(params: float) -> str:
     return f"{show_rate(params / unit)}e{power}"
 
 
-def loses(candidate: Candidate, best: Candidate, fastest: Candidate | None = None) -> str:
+def why_slower(candidate: Candidate, best: Candidate, fastest: Candidate | None = None) -> str:
     """The reason why the candidate is not the best: the part of its step that exceeds the best's most, per token.
     The text for the best itself names the `fastest`, if that was passed over."""
     if candidate.step is None or best.step is None:
@@ -135,8 +135,8 @@ def loses(candidate: Candidate, best: Candidate, fastest: Candidate | None = Non
         return f"best{', but tight' * best.is_tight}{_passed_over(best, fastest or best)}"
     tighter = (candidate.is_filled, candidate.is_tight) > (best.is_filled, best.is_tight)
     if tighter and (candidate.is_filled or candidate.tokens_per_s * NEAR >= best.tokens_per_s):
-        return f"tight: {needs_most(candidate)}"
-    if candidate.equals(best):
+        return f"tight: {peak_memory_text(candidate)}"
+    if candidate.is_as_fast(best):
         return f"equal{_behind(candidate, best)}"
     scale = best.training.global_batch / candidate.training.global_batch
     of_own = {part: getattr(candidate.step, part.field) * scale for part in PARTS}
@@ -251,7 +251,7 @@ class PlanRow(NamedTuple):
     @property
     def why(self) -> str:
         if not self.extra_arguments:
-            return loses(self.candidate, self.best, self.fastest)
+            return why_slower(self.candidate, self.best, self.fastest)
         faster = self.candidate.tokens_per_s / self.best.tokens_per_s
         return f"{faster:.2f} times the best, if the checkout has these arguments"
 
@@ -333,7 +333,7 @@ def legend(searched: Searched) -> str:
 
 def _has_equals(searched: Searched) -> bool:
     best = searched.shown(LINES)
-    return any(candidate.equals(best[0]) for candidate in best[1:])
+    return any(candidate.is_as_fast(best[0]) for candidate in best[1:])
 
 
 def heading(searched: Searched, name: str, params: int) -> str:
@@ -381,7 +381,7 @@ def other_ep_text(searched: Searched) -> str:
     texts = []
     for ep, candidate in sorted(alike.items(), key=lambda pair: -pair[0]):
         times = f"{best.tokens_per_s / candidate.tokens_per_s:.2f} times as long, " if candidate.step else ""
-        texts.append(f"ep {ep} {times}{loses(candidate, best)}")
+        texts.append(f"ep {ep} {times}{why_slower(candidate, best)}")
     return f"ep {best.training.ep} is best of this tp, pp and cp: {'; '.join(texts)}"
 
 

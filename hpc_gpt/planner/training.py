@@ -89,7 +89,7 @@ def with_choices(engine: Engine, fixed: Collection[str], profile: ClusterProfile
     return replace(engine, **{name: value for name, value in open_.items() if name not in fixed})
 
 
-# {format of products: format of the unit that multiplies them}; units with block scales came with 4 bits
+# {format of products: a format that a device's units must have for it}; block scales came with the units for 4 bits.
 _UNITS = {"fp8-tensor": "fp8", "fp8-row": "fp8", "mxfp8": "fp4", "nvfp4": "fp4"}
 
 

@@ -70,7 +70,7 @@ class StartClock:
         self._job_start = min(_job_start(attempt.started()) or self._process_start, self._process_start)
         # In a local run the script becomes this process (exec), so the process began before the script did its work.
         staging_s, until = _staging()
-        # An earlier time is that of the attempt before in the same job.
+        # A staging that ended before the job's start was that of an earlier attempt.
         staging_s = staging_s if until > self._job_start else 0.0
         until = max(until, self._process_start)
         self._ends = {"script": until - staging_s, "staging": until}

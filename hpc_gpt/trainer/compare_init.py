@@ -17,7 +17,7 @@ from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.weights.folder import read_folder
 from hpc_gpt.trainer.model.gpt import Gpt
-from hpc_gpt.trainer.model.initial_weights import GivenWeights
+from hpc_gpt.trainer.model.initial_weights import FolderWeights
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 
 TOKENS = 64
@@ -31,7 +31,7 @@ def compare_logits(resolved: Resolved) -> dict[str, str]:
     from transformers import AutoModelForCausalLM
 
     shape, folder = resolved.model, Path(str(resolved.train.init))
-    weights = GivenWeights(read_folder(folder), shape)
+    weights = FolderWeights(read_folder(folder), shape)
     count = min(TOKENS, shape.seq)
     positions = torch.linspace(0, shape.seq - 1, count).round().long()
     tokens = torch.randint(0, shape.vocab, (1, count), generator=torch.Generator().manual_seed(1))

@@ -25,7 +25,7 @@ from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.checkpoints.states import SavedIndex, SavedStates, put_states
 from hpc_gpt.trainer.checkpoints.torch_states import TorchStates, whole_share
 from hpc_gpt.trainer.model.gpt import Gpt
-from hpc_gpt.trainer.model.initial_weights import GivenWeights
+from hpc_gpt.trainer.model.initial_weights import FolderWeights
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 from tests.distributed.host_memory import Most
 
@@ -57,7 +57,7 @@ def make(folder: Path) -> None:
 
 def measure(case: str, older: bool, folder: Path) -> int:
     """Bytes beside the device's."""
-    given = GivenWeights(read_folder(folder / "given"), SHAPE) if case == "given" else None
+    given = FolderWeights(read_folder(folder / "given"), SHAPE) if case == "given" else None
     tp = TensorParallel(given=given, device=None if older else DEVICE)
     if case != "resumed":
         most = Most()

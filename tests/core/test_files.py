@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core import files
-from hpc_gpt.core.ends.program_end import Said, end_of_program, facts_of
+from hpc_gpt.core.ends.program_end import PrintedEnd, end_of_program, facts_of
 from hpc_gpt.core.files import aside, json_lines_from_end, read_json_lines, read_start, read_text_end
 from hpc_gpt.core.runs.checkpoints import newest_checkpoint
 from hpc_gpt.core.settings.experiment import Command
@@ -52,7 +52,7 @@ def test_of_a_file_above_the_limit_the_end_is_read(tmp_path: Path, monkeypatch: 
     assert steps == list(range(steps[0], 101))
     assert steps[0] > 1
     assert [line["step"] for line in json_lines_from_end(attempt.metrics)] == list(range(100, 0, -1))
-    end = end_of_program(facts_of(attempt, 0, 100, Said()))
+    end = end_of_program(facts_of(attempt, 0, 100, PrintedEnd()))
     assert end is not None
     assert end.ended == "done"
     (saved := run.path / "newest").touch()

@@ -27,7 +27,7 @@ def _no_divisor(engine: Any) -> None:
 
 
 def _norm_of(counts: Callable[[Any, Tensor], bool]) -> Fault:
-    """The norm has only the parameters that `counts` names on this rank."""
+    """The norm has only the parameters that `counts_in_norm` names on this rank."""
 
     def apply(engine: Any) -> None:
         ours = engine._shards if hasattr(engine, "_shards") else engine._parameters

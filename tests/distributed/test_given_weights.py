@@ -24,7 +24,7 @@ from hpc_gpt.core.weights.names import parts_of, size_of
 from hpc_gpt.core.weights.tensors import write_hf
 from hpc_gpt.trainer.engines import deepspeed_engine, deepspeed_zero, fsdp
 from hpc_gpt.trainer.model.gpt import Gpt
-from hpc_gpt.trainer.model.initial_weights import GivenWeights
+from hpc_gpt.trainer.model.initial_weights import FolderWeights
 from tests import marked
 from tests.distributed.equality_cases import CLIP, EVALUATION, MODELS, VOCAB, Case, micro_batches, whole_batch, zero
 from tests.distributed.host_memory import Most
@@ -251,9 +251,9 @@ def _measure(folder: Path, engine: str, shape: ModelShape) -> dict[str, int]:
     written_once(weights, lambda own: write_hf(shape, Gpt(shape, 1).named_parameters(), own))
     count, beside, building = 0, [0, 0], Most()
     chosen, (module, name) = MEASURED[engine]
-    read, built, put = GivenWeights.read, getattr(module, name), deepspeed_engine.put_weights
+    read, built, put = FolderWeights.read, getattr(module, name), deepspeed_engine.put_weights
 
-    def counted(self: GivenWeights, name: str, target: Tensor, *at: int) -> None:
+    def counted(self: FolderWeights, name: str, target: Tensor, *at: int) -> None:
         nonlocal count
         count += target.numel()
         read(self, name, target, *at)
@@ -272,7 +272,7 @@ def _measure(folder: Path, engine: str, shape: ModelShape) -> dict[str, int]:
     resolved = Case(DP2, chosen, dtype, optimizer="sgd", model="llama").resolved
     resolved = replace(resolved, model=shape, train=replace(resolved.train, init=str(weights)))
     with (
-        patch.object(GivenWeights, "read", counted),
+        patch.object(FolderWeights, "read", counted),
         patch.object(module, name, when_built),
         patch.object(deepspeed_engine, "put_weights", watched_put),
     ):

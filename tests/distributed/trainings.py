@@ -27,7 +27,7 @@ from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.rank_files import HostCopies, RankFiles
 from hpc_gpt.trainer.engines import protocol
-from hpc_gpt.trainer.engines.optimizer import owned
+from hpc_gpt.trainer.engines.optimizer import counted_parameters
 from hpc_gpt.trainer.model.tensor_parallel import full_name, split_of, tile_of
 from hpc_gpt.trainer.ranks import Ranks
 from tests.distributed.equality_cases import EVALUATION, STEPS, Case, micro_batches
@@ -184,7 +184,7 @@ def count_parameters(engine: Any) -> int:
     if isinstance(engine, protocol.TorchEngine):
         return sum(parameter.numel() for parameter in engine._parameters)
     # Under ZeRO-3 a rank holds only a piece of each parameter.
-    own = owned(engine.module.parameters(), engine.tp_rank)
+    own = counted_parameters(engine.module.parameters(), engine.tp_rank)
     total = torch.tensor(sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in own))
     dist.all_reduce(total)
     return int(total) // engine._resolved.layout.data_ranks

@@ -8,7 +8,7 @@ import pytest
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.planner.explanation import explain_plan, planned_text
-from hpc_gpt.planner.figures import Figures, figures_in, needs, plan_figures, summary
+from hpc_gpt.planner.figures import Figures, figures_in, memory_text, plan_figures, summary
 from hpc_gpt.planner.machine import Machine
 from hpc_gpt.planner.memory import Memory, StageMemory
 from hpc_gpt.planner.search import Candidate
@@ -190,7 +190,7 @@ def test_a_planned_file_has_its_reasons_as_comments() -> None:
     ]
     assert comments[4:9] == [
         '"--tp-comm-overlap"',
-        f"{best.layout}: {needs(best)}; {summary(plan_figures(best, figures))[0]}.",
+        f"{best.layout}: {memory_text(best)}; {summary(plan_figures(best, figures))[0]}.",
         "Predicted from data sheets; the percentage is the prediction's expected error.",
         f"A step has {best.training.micro_batch} x {best.training.micro_batches} micro-batches x dp 1 = 1024 samples.",
         "The next layouts, compared with the best:",

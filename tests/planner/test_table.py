@@ -18,10 +18,10 @@ from hpc_gpt.planner.table import (
     heading,
     left_out_text,
     legend,
-    loses,
     search_table,
     slow_text,
     unchecked,
+    why_slower,
 )
 from tests.planner.machines import machine_named
 from tests.report.plan_searches import searched_for
@@ -49,25 +49,25 @@ def candidate(step=STEP, need=20.0, **fields):
     ],
 )
 def test_the_reason_is_the_part_that_costs_most(changed, reason):
-    assert loses(candidate(replace(STEP, **changed)), candidate()) == reason
+    assert why_slower(candidate(replace(STEP, **changed)), candidate()) == reason
 
 
 def test_near_ones_tight_ones_and_the_best_say_so():
     best = candidate()
-    assert loses(best, best) == "best"
+    assert why_slower(best, best) == "best"
     near = candidate(replace(STEP, compute_s=72.5), recompute="full")
-    assert loses(near, best) == "equal, 2.50 % slower"
-    assert loses(candidate(recompute="full"), best) == "equal, less simple"
-    assert loses(candidate(replace(STEP, compute_s=73.5)), best) == "compute 73.5 s against 70.0 s"
-    assert loses(candidate(need=26.0), best) == "equal, 18.8 % less memory to spare"
+    assert why_slower(near, best) == "equal, 2.50 % slower"
+    assert why_slower(candidate(recompute="full"), best) == "equal, less simple"
+    assert why_slower(candidate(replace(STEP, compute_s=73.5)), best) == "compute 73.5 s against 70.0 s"
+    assert why_slower(candidate(need=26.0), best) == "equal, 18.8 % less memory to spare"
     exposed = candidate(replace(STEP, compute_s=66, dp_s=7))
-    assert loses(exposed, best) == "equal, exposed communication 16 % against 12 %"
+    assert why_slower(exposed, best) == "equal, exposed communication 16 % against 12 %"
     tight = candidate(replace(STEP, compute_s=65), need=31.0)
-    assert loses(tight, best) == "tight: 31.0 of 32.0 GiB on stage 0"
-    assert loses(candidate(replace(STEP, compute_s=72.5), need=31.0), best) == "compute 72.5 s against 70.0 s"
+    assert why_slower(tight, best) == "tight: 31.0 of 32.0 GiB on stage 0"
+    assert why_slower(candidate(replace(STEP, compute_s=72.5), need=31.0), best) == "compute 72.5 s against 70.0 s"
     filled = candidate(replace(STEP, compute_s=72.5), need=31.5)
-    assert loses(filled, best) == "tight: 31.5 of 32.0 GiB on stage 0"
-    assert loses(tight, tight) == "best, but tight"
+    assert why_slower(filled, best) == "tight: 31.5 of 32.0 GiB on stage 0"
+    assert why_slower(tight, tight) == "best, but tight"
     assert does_not_fit(candidate(None, 34.1)) == "does not fit: 34.1 of 32.0 GiB on stage 0"
 
 
@@ -91,7 +91,7 @@ def test_a_layout_that_needs_an_unknown_host_is_not_the_best():
     best, moved = candidate(), replace(candidate(replace(STEP, compute_s=20), offload="optimizer"), host_gib=80.0)
     assert moved.tokens_per_s > best.tokens_per_s
     assert sorted((moved, best), key=lambda each: each.rank)[0] is best
-    assert loses(moved, best) == "offload needs 80.0 GiB of host memory (its size is unknown)"
+    assert why_slower(moved, best) == "offload needs 80.0 GiB of host memory (its size is unknown)"
     known = replace(moved, host_memory_gib=100.0)
     assert sorted((known, best), key=lambda each: each.rank)[0] is known
     assert replace(known, host_memory_gib=82.0).is_tight

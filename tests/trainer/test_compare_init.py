@@ -15,7 +15,7 @@ from hpc_gpt.launcher.doctor.checks import check_init
 from hpc_gpt.trainer import compare_init
 from hpc_gpt.trainer.compare_init import compare_logits
 from hpc_gpt.trainer.model.attention import Rotation
-from hpc_gpt.trainer.model.dispatch import Kept
+from hpc_gpt.trainer.model.dispatch import RoutingChoice
 from hpc_gpt.trainer.model.experts import Experts
 from hpc_gpt.trainer.model.router import Router
 from tests.trainer.launch import settings
@@ -74,7 +74,7 @@ def test_another_weight_of_an_expert_is_found(tmp_path: Path, monkeypatch: pytes
     run = run_of_experts("Qwen3Moe", tmp_path / "out")
     apply = Experts.forward
 
-    def without_last(self: Experts, hidden: Tensor, weights: Tensor, chosen: Tensor, *kept: Kept) -> Tensor:
+    def without_last(self: Experts, hidden: Tensor, weights: Tensor, chosen: Tensor, *kept: RoutingChoice) -> Tensor:
         return apply(self, hidden, weights.masked_fill(chosen == 7, 0), chosen, *kept)
 
     monkeypatch.setattr(Experts, "forward", without_last)

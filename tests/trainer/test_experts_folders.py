@@ -20,7 +20,7 @@ from hpc_gpt.core.weights.folder import read_folder
 from hpc_gpt.core.weights.names import CHOICE_BIAS, size_of, stored_sizes
 from hpc_gpt.core.weights.tensors import write_hf
 from hpc_gpt.trainer.model.gpt import Gpt
-from hpc_gpt.trainer.model.initial_weights import GivenWeights
+from hpc_gpt.trainer.model.initial_weights import FolderWeights
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, full_name, split_of
 
 pytest.importorskip("safetensors")
@@ -68,7 +68,7 @@ def tokens_of(shape: ModelShape) -> Tensor:
 
 
 def given_model(shape: ModelShape, folder: Path, rank: int = 0, size: int = 1) -> Gpt:
-    given = GivenWeights(read_folder(folder), shape)
+    given = FolderWeights(read_folder(folder), shape)
     model = Gpt(shape, 1, TensorParallel(rank, size, given=given))
     assert given.taken == {*shape.parameter_names, *shape.buffer_names}
     return model
@@ -139,7 +139,7 @@ def test_any_part_of_experts_can_be_read(tmp_path: Path) -> None:
     shape = FAMILIES["Mixtral"]
     for form in ({}, {"save_original_format": False}):
         made_by_its_class(shape, folder := tmp_path / f"{len(form)}", **form)
-        given = GivenWeights(read_folder(folder), shape)
+        given = FolderWeights(read_folder(folder), shape)
         for name, whole in state(given_model(shape, folder)).items():
             if "experts" in name:
                 assert whole.shape == size_of(shape, name)

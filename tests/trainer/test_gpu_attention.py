@@ -15,7 +15,7 @@ from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines.attention import AttentionKernels
 from hpc_gpt.trainer.engines.protocol import build_engine
-from hpc_gpt.trainer.model.attention import mix
+from hpc_gpt.trainer.model.attention import attention_core
 from hpc_gpt.trainer.model.context_parallel import KeysGathered, SequencePart
 from hpc_gpt.trainer.model.documents import Boundaries
 from tests.distributed.equality_cases import END, Case
@@ -151,7 +151,7 @@ def test_ranks_that_gather_keys_attend_as_one_process_does(kernel, ran, dtype, h
     whole = [torch.randn(2, 1024, count, head, device=device, dtype=kind) for count in (2, groups, groups)]
     slope = torch.randn(2, 1024, 2 * head, device=device)
     exact = [part.float().clone().requires_grad_() for part in whole]
-    expected = mix(*exact, expands=True)
+    expected = attention_core(*exact, expands=True)
     expected.backward(slope)
     ranks = [InTurn(SequencePart(rank, cp, True), torch.cat(whole[1:], 2)) for rank in range(cp)]
     for own in ranks:
@@ -159,7 +159,7 @@ def test_ranks_that_gather_keys_attend_as_one_process_does(kernel, ran, dtype, h
         assert kernels.chosen == ran
         query, key, value = (own.part.of(part, 1).requires_grad_() for part in whole)
         with kernels():
-            mixed = own.attend(query, key, value, partial(mix, expands=kernels.expands, last=kernels.last))
+            mixed = own.attend(query, key, value, partial(attention_core, expands=kernels.expands, last=kernels.last))
             mixed.backward(own.part.of(slope, 1).to(kind))
         near(mixed, own.part.of(expected.detach(), 1), dtype)
         near(query.grad, own.part.of(exact[0].grad, 1), dtype)

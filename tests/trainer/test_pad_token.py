@@ -17,7 +17,7 @@ from hpc_gpt.core.weights.config import read_config
 from hpc_gpt.core.weights.folder import read_folder
 from hpc_gpt.core.weights.names import parts_of
 from hpc_gpt.trainer.model.gpt import Gpt
-from hpc_gpt.trainer.model.initial_weights import GivenWeights
+from hpc_gpt.trainer.model.initial_weights import FolderWeights
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 from tests.trainer.launch import LOCAL
 from tests.trainer.test_hf_folders import FAMILIES, write
@@ -58,7 +58,7 @@ def test_one_step_moves_the_embedding_as_transformers_class_does(name: str, tied
     shape = resolved.model
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder)
     assert type(theirs).__name__.lower().startswith(name)
-    ours = Gpt(shape, 1, TensorParallel(given=GivenWeights(read_folder(folder), shape)))
+    ours = Gpt(shape, 1, TensorParallel(given=FolderWeights(read_folder(folder), shape)))
     tokens = torch.randint(0, shape.vocab, (4, 49), generator=torch.Generator().manual_seed(5))
     tokens[:, 3::5] = PAD
     inputs, targets = tokens[:, :-1], tokens[:, 1:]

@@ -9,33 +9,38 @@ from hpc_gpt.core.ends.state import is_after_exit_0, is_inferred, is_mistake, pa
 
 @dataclass(frozen=True)
 class EndedAttempt:
-    """One attempt that has ended, with a class of failures.ENDED; `node`: the node at fault, if any.
-
-    `saved`: the step of the newest complete checkpoint at its end; `resumed`: the step of the checkpoint from which it
-    resumed; both 0 if there was none. `unseen`: it ended at the time limit, and nothing says how far it came. `quick`:
-    its job script exited with an error within seconds, before a step. `complete`: the last planned step of a program
-    that is not ours, if the program made that step last and --checkpoints shows no older one as the newest; else 0.
-    `gpu_seconds`: seconds times GPUs that it had; `over`: when it ended (epoch seconds). `stopped`: its verdict ended
-    the run, so later attempts were started by hand: attempts and failures are counted anew. `logged`: no checkpoint is
-    known, and `saved` is the last step of its log. `start`: the start of its job, as attempts that follow each other in
-    one allocation share it; None if it shares it with no other.
-    """
+    """One attempt that has ended."""
 
     number: int
     ended: str
+    """A class of failures.ENDED."""
     cause: str | None = None
     node: str | None = None
+    """The node at fault, if any."""
     job_id: str | None = None
     saved: int = 0
+    """The step of the newest complete checkpoint at its end; 0 if there was none."""
     resumed: int = 0
+    """The step of the checkpoint from which it resumed; 0 if there was none."""
     gpu_seconds: float = 0.0
+    """Seconds times the GPUs that it had."""
     over: float = 0.0
+    """When it ended, in epoch seconds."""
     unseen: bool = False
+    """It ended at the time limit, and nothing says how far it came."""
     quick: bool = False
+    """Its job script exited with an error within seconds, before a step."""
     complete: int = 0
+    """The last planned step of a program that is not ours, if the program made that step last and --checkpoints
+    shows no older one as the newest; else 0."""
     stopped: bool = False
+    """Its verdict ended the run, so somebody started the later attempts by hand: attempts and failures are counted
+    anew."""
     logged: bool = False
+    """No checkpoint is known, and `saved` is the last step of its log."""
     start: tuple[str, int] | None = None
+    """The start of its job, which attempts share that follow each other in one allocation; None if it shares it with
+    no other."""
 
     @property
     def where(self) -> str:

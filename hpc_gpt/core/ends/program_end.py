@@ -24,52 +24,54 @@ _FIRST_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Said:
-    """The printed lines that explain how the program ended.
-
-    `planned`: its number of planned steps, 0 if no line says it. `limit`: its message about its own time limit; `over`:
-    about its own end for another reason (`program_ends` of the reader). `failed`: a sure failure after its last line of
-    a step. `of_program`: that failure is the traceback, the kill or the absence of a program; it came `failed_s`
-    seconds before the end, None if that is not known. `note`: a message that may or may not mean a failure.
-    `queued`: the next job of a script that has submitted itself.
-    """
+class PrintedEnd:
+    """The printed lines that explain how the program ended."""
 
     planned: int = 0
+    """The number of planned steps; 0 if no line says it."""
     limit: str = ""
+    """The program's message about its own time limit."""
     failed: End | None = None
+    """A sure failure after its last line of a step."""
     of_program: bool = False
+    """`failed` is the traceback, the kill or the absence of a program, not a failure of the script."""
     failed_s: float | None = None
+    """Seconds before the end at which `failed` came; None if that is not known."""
     note: str = ""
+    """A message that may or may not mean a failure."""
     over: str = ""
+    """The program's message that it ends for another reason than a limit (`program_ends` of the reader)."""
     queued: str = ""
+    """The next job of a script that has submitted itself."""
 
 
 @dataclass(frozen=True)
 class ProgramFacts:
-    """The facts about a program or a script that has ended.
-
-    `code`: its exit code, as a shell has it. `step`: the last step that it made; before its first step, the step of its
-    checkpoint. `stepped`: it has printed a step. `planned`: its number of planned steps, 0 if that is not known. Its
-    log has a line every `spacing` steps. `ran_s`: how long it ran, if that is known.
-
-    `asked`: the end that was requested. `at_limit`: Slurm's time limit ended it. `near_limit`: a text about its time
-    limit, if that is near. `signal`: a text about the script's own --signal, if it is late enough for Slurm to have
-    sent it. `heard`: whether the script's shell got that signal; None if that is not known, as when it goes to the
-    steps.
-    """
+    """The facts about a program or a script that has ended."""
 
     code: int = 0
+    """Its exit code, as a shell has it."""
     step: int = 0
+    """The last step that it made; before its first step, the step of its checkpoint."""
     stepped: bool = False
+    """It has printed a step."""
     planned: int = 0
+    """The number of planned steps; 0 if that is not known."""
     spacing: int = 0
-    said: Said = Said()
+    """Its log has a line every so many steps."""
+    said: PrintedEnd = PrintedEnd()
     ran_s: float | None = None
+    """How long it ran; None if that is not known."""
     asked: End | None = None
+    """The end that was requested."""
     at_limit: bool = False
+    """Slurm's time limit ended it."""
     signal: str = ""
+    """A text about the script's own --signal, if it is late enough for Slurm to have sent it."""
     heard: bool | None = None
+    """Whether the script's shell got that signal; None if that is not known, as when it goes to the steps."""
     near_limit: str = ""
+    """A text about its time limit, if that is near."""
 
     @property
     def near(self) -> str:
@@ -186,16 +188,16 @@ def is_step_due(made: int, spacing: int, planned: int) -> bool:
 # --- the facts in the attempt's folder
 
 
-def write_said(attempt: Attempt, task: int, printed: Said) -> None:
+def write_said(attempt: Attempt, task: int, printed: PrintedEnd) -> None:
     """Writes what a task's program printed, unless the file exists. RunFolderError if the disk refuses."""
     write_once(attempt.folder / OVER / str(task), json.dumps(asdict(printed)) + "\n")
 
 
-def read_said(attempt: Attempt) -> Said:
+def read_said(attempt: Attempt) -> PrintedEnd:
     """Reads what the programs of all tasks printed. A failure of a program counts first, then the first task's."""
     paths = sorted((attempt.folder / OVER).glob("[0-9]*"))
-    printed: list[Said] = [task for path in paths if (task := read_as(Said, path)) is not None]
-    first = min((task for task in printed if task.failed), key=lambda task: not task.of_program, default=Said())
+    printed: list[PrintedEnd] = [task for path in paths if (task := read_as(PrintedEnd, path)) is not None]
+    first = min((task for task in printed if task.failed), key=lambda task: not task.of_program, default=PrintedEnd())
     texts: dict[str, Any] = {
         key: next((text for task in printed if (text := getattr(task, key))), "")
         for key in ("limit", "note", "over", "queued")
@@ -203,7 +205,7 @@ def read_said(attempt: Attempt) -> Said:
     return replace(first, planned=max((task.planned for task in printed), default=0), **texts)
 
 
-def facts_of(attempt: Attempt, code: int, planned: int, printed: Said) -> ProgramFacts:
+def facts_of(attempt: Attempt, code: int, planned: int, printed: PrintedEnd) -> ProgramFacts:
     """The facts of an attempt whose program ended with `code`. `planned`: by the settings, 0 if the log says it."""
     steps, spacing = _last_steps(attempt)
     seconds = attempt.script_exit().get("seconds")

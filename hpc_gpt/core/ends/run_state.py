@@ -88,23 +88,24 @@ def _is_done(end: AttemptEnd) -> bool:
 
 @dataclass(frozen=True)
 class RunState:
-    """The state of a run, and what decided it.
-
-    `line`: the deciding job's line of submissions.jsonl, made up for a job that plain sbatch started; `job_id`: its id.
-    `waits`: that job has made no attempt yet. `attempt`, `end`: the last attempt that was not refused, whether its job
-    decides or not. `moved_from`: the run folder when that job was submitted, None if it was not moved. `run_on`: the
-    processes of that attempt that still run although their supervisor on this machine is gone.
-    """
+    """The state of a run, and what decided it."""
 
     state: State
     facts: Facts
     line: Mapping[str, Any]
+    """The deciding job's line of submissions.jsonl; made up for a job that plain sbatch started."""
     job_id: str | None
+    """The id of that job."""
     waits: bool
+    """That job has made no attempt yet."""
     attempt: Attempt | None
+    """The last attempt that was not refused, whether its job decides or not."""
     end: AttemptEnd | None
+    """The end of that attempt."""
     moved_from: Path | None = None
+    """The run folder when the job was submitted; None if it was not moved."""
     run_on: Sequence[int] = ()
+    """The processes of the attempt that still run although their supervisor on this machine is gone."""
 
     @property
     def is_settled(self) -> bool:

@@ -73,41 +73,47 @@ def slurm_is_leaving(word: str) -> bool:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts about the job that decides a run's state, and about its last attempt. None means not looked at.
-
-    The job. `submitted`: there is one. `refused`: sbatch refused it. `lost`: sbatch got no answer. `queued`: it waits
-    for its turn on this machine. `began`: it has made an attempt. `cancelled`: `hpc-gpt cancel` has marked it. `slurm`:
-    the class of ENDED for its state in Slurm; empty if Slurm does not know it, None if Slurm was not asked or did not
-    answer. `alive`: the process that supervises the local ranks, or that will start the row, runs.
-
-    The attempt. `said`: the class in ended.json, by the trainer, the local controller or the script; empty without one.
-    `judged`: its class in next.json; `verdict`: the run's class there. `retried`: another attempt follows by itself.
-    `in_job`: in the same job, which keeps its nodes in the pause before it.
-    `undecided`: its process on this machine has not decided that yet.
-    `again`: the same job has made another attempt; `followed`: another job has. `recent`: its files were written to
-    lately. `logs`: the class that its logs show, if they are trusted. `moved`: the run folder was moved since the
-    submission, so ranks and script do not find it.
-    """
+    """The facts about the job that decides a run's state, and about its last attempt; None means not looked at."""
 
     submitted: bool = True
+    """There is a job."""
     refused: bool = False
+    """sbatch refused the job."""
     lost: bool = False
+    """sbatch got no answer."""
     queued: bool = False
+    """The job waits for its turn on this machine."""
     began: bool = True
+    """The job has made an attempt."""
     cancelled: bool = False
+    """`hpc-gpt cancel` has marked the job."""
     slurm: str | None = None
+    """The class of ENDED for the job's state in Slurm; empty if Slurm does not know the job, None if Slurm was not
+    asked or did not answer."""
     alive: bool | None = None
+    """The process that supervises the local ranks, or that will start the row, runs."""
     said: str = ""
+    """The attempt's class in ended.json, by the trainer, the local controller or the script; empty without one."""
     judged: str = ""
+    """The attempt's class in next.json."""
     verdict: str = ""
+    """The run's class in next.json."""
     retried: bool = False
+    """Another attempt follows by itself."""
     in_job: bool = False
+    """That attempt is in the same job, which keeps its nodes in the pause before it."""
     undecided: bool = False
+    """The attempt's process on this machine has not yet decided whether another follows."""
     again: bool = False
+    """The same job has made another attempt."""
     followed: bool = False
+    """Another job has made an attempt."""
     recent: bool | None = None
+    """The attempt's files were written to lately."""
     logs: str = ""
+    """The class that the attempt's logs show, if they are trusted."""
     moved: bool = False
+    """The run folder was moved since the submission, so ranks and script do not find it."""
 
 
 @dataclass(frozen=True)

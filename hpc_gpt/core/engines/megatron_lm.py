@@ -226,7 +226,8 @@ class MegatronLm(EngineFacts):
         if training.tp > 1 and training.sequence_parallel and not training.tp_overlap:
             arguments.append("--tp-comm-overlap")
             changed["tp_overlap"] = True
-        # Two micro-batches at once: recomputed layers, and a pipeline without chunks, cannot (its arguments.py).
+        # Megatron-LM's arguments.py refuses two micro-batches at once for recomputed layers, and in a pipeline without
+        # chunks.
         pairs = training.recompute != "full" and (training.pp == 1 or training.vp > 1) and training.micro_batches > 1
         if training.ep > 1 and pairs and not training.ep_overlap:
             arguments.append("--overlap-moe-expert-parallel-comm")

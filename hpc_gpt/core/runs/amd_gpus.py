@@ -70,7 +70,8 @@ def shown_devices() -> list[Path]:
 
 
 def _shown(gpus: list[T], uuids: Sequence[str], variable: str) -> list[T]:
-    """The GPUs that a variable names, by numbers or UUIDs; all without it. A name that HIP does not know ends them."""
+    """The GPUs that a variable names, by numbers or UUIDs; all without it. Names after one that HIP does not know do
+    not count."""
     if variable not in os.environ:
         return gpus
     shown = list[T]()

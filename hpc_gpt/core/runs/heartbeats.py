@@ -57,41 +57,48 @@ class GpuFigures(NamedTuple):
 
 @dataclass(frozen=True)
 class RankHeartbeat:
-    """One heartbeat of a rank.
-
-    `beat` counts up while the rank lives. `quiet_s`: seconds since its main thread began its step or phase; `limit_s`:
-    how long that may last, 0 for ever. `collective` and `place` say where the main thread was when it passed the limit;
-    `dumped`: its stacks are written. `probe_s`: median seconds of a matrix product of fixed size on its device in
-    the last window, `probe_first_s` in the rank's first hour (`core.runs.slow_ranks`); None if not measured yet.
-    `clock_mhz`, `throttle`: the clock of its GPU, and what holds it down as the driver says, when it last timed
-    that product. `time`: epoch seconds by the node's clock. `elapsed_s`: how long the attempt has had its job, by
-    the first rank on the host of its script, without the time in which it was suspended. `gpus`: the fields of
-    GpuFigures of each GPU of the node, in the heartbeat of one rank per node; None in the others, and without a
-    GPU. `still_s`: seconds since a program that is not ours made a step, None if its steps come as usual; `still`:
-    its other signs of life, and after how long it counts as a hang. `heard`: the signal that asked it to end.
-    """
+    """One heartbeat of a rank."""
 
     rank: int
     host: str
     pid: int
     beat: int
+    """Counts up while the rank lives."""
     step: int
     phase: str
     quiet_s: float
+    """Seconds since its main thread began its step or phase."""
     limit_s: float
+    """How long that may last; 0 for ever."""
     time: float
+    """Epoch seconds by the node's clock."""
     dumped: bool = False
+    """Its stacks are written."""
     collective: str = ""
+    """The collective in which the main thread was when it passed the limit."""
     place: str = ""
+    """The line of code at which the main thread was then."""
     probe_s: float | None = None
+    """Median seconds of a matrix product of fixed size on its device in the last window (`core.runs.slow_ranks`);
+    None if not measured yet."""
     elapsed_s: float | None = None
+    """How long the attempt has had its job, without the time in which it was suspended; by the first rank on the
+    host of its script."""
     gpus: tuple[tuple[float | None, ...], ...] | None = None
+    """The fields of GpuFigures of each GPU of the node, in the heartbeat of one rank per node; None in the others,
+    and without a GPU."""
     still_s: float | None = None
+    """Seconds since a program that is not ours made a step; None if its steps come as usual."""
     still: str = ""
+    """Its other signs of life, and after how long it counts as a hang."""
     probe_first_s: float | None = None
+    """`probe_s` in the rank's first hour."""
     clock_mhz: float | None = None
+    """The clock of its GPU when it last timed that product."""
     throttle: str = ""
+    """What held that clock down, as the driver says."""
     heard: str = ""
+    """The signal that asked it to end."""
 
     @property
     def gpu_figures(self) -> list[GpuFigures]:

@@ -208,9 +208,9 @@ def jobs_of_user() -> set[tuple[bytes, bytes]]:
 def end_processes(
     run: RunFolder, attempt: Attempt, job: tuple[bytes, bytes], task: int | None = None, tree: Tree | None = None
 ) -> None:
-    """Kills the processes that an attempt, or one of its tasks, has started, as slurmstepd does at the end of a job,
-    and waits until they have left: those of this supervisor's `tree`; without it, when a job script has ended, those of
-    the record and of the batch step that do not come from job.sh."""
+    """Kills the processes that an attempt, or one of its tasks, has started, and waits until they have left, as
+    slurmstepd does at the end of a job. These are the processes of this supervisor's `tree`. Without a tree, when a
+    job script has ended, they are those of the record, and those of the batch step that do not come from job.sh."""
     wanted = {ATTEMPT.encode(): b"%d" % attempt.number} | ({} if task is None else {TASK.encode(): b"%d" % task})
     folder = os.path.realpath(run.checkpoints)
 

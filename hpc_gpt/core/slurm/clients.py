@@ -208,8 +208,9 @@ def add_rest(states: dict[str, _State], job_ids: Iterable[str]) -> None:
 
 
 def sacct(job_ids: Iterable[str], cluster: str | None) -> Iterator[Client]:
-    """Asks the accounting for a cluster's jobs, with one client after the other; `accounted_states` reads the answers.
-    Nothing without jobs or sacct. An array's id stands for its elements: the answer has all of them. Raises as Client.
+    """Asks the accounting for a cluster's jobs, with one client after the other; `accounted_states` reads the
+    answers. Yields nothing if there are no jobs, or no sacct. An array's id stands for its elements: the answer has
+    all of them. Raises as Client.
     """
     matches = (re.fullmatch(r"(\d+)(_\d+)?", job_id) for job_id in job_ids)
     wanted = list(dict.fromkeys(match[1] for match in matches if match))

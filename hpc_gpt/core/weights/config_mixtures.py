@@ -17,8 +17,9 @@ from hpc_gpt.core.weights.config_rotation import read_rotation
 
 @dataclass(frozen=True)
 class _Family:
-    """The keys that a model type's class reads and others do not, or with another default: each with its default for a
-    missing key. `read_mixture` and `mixture_keys` follow them. And the fixed behaviour of the class."""
+    """A model type of mixtures. `keys`: {a key that its class reads and others do not, or with another default: the
+    default if it is missing}; `read_mixture` and `mixture_keys` follow them. The other fields are the class's fixed
+    behaviour."""
 
     keys: Mapping[str, Any]
     router: Router = "softmax"

@@ -77,21 +77,12 @@ _OUTPUT_BYTES = 65536
 
 @dataclass(frozen=True)
 class RunStatus:
-    """One run as `status` shows it. `state` is a class of `core.ends.failures`.
-
-    `pace`: for a run of several attempts, how fast it trains and what restarts cost; `overall_step_s` and
-    `restart_share` are its figures. `moved_from`: the run folder's path at the submission, if it has moved since.
-    `age_s`: seconds since the first submission. `left_s`: seconds that the remaining steps take at its pace, while it
-    runs. `gpu_hours`: the sum over all its attempts. `branch_of`: the RUN@STEP that a branch begins from. `after`:
-    step, job, state and code of each job of `[after]`. `suspended`: that is its state. `run_on`: its
-    processes on this machine whose supervisor was killed. `still`: since when a program that is not ours has made no
-    step, and what its watch does about it. `removed_pid`: its process on this machine, if its folder was removed while
-    it runs. `slow`: a line on the ranks of its last attempt that compute slowly.
-    """
+    """One run as `status` shows it."""
 
     run: str
     name: str
     state: str
+    """A class of `core.ends.failures`."""
     cause: str | None
     scheduler: str | None
     job_id: str | None
@@ -107,19 +98,32 @@ class RunStatus:
     row: str | None = None
     sweep_id: str | None = None
     pace: str | None = None
+    """How fast a run of several attempts trains, and what restarts cost; `overall_step_s` and `restart_share` are
+    its figures."""
     overall_step_s: float | None = None
     restart_share: float | None = None
     moved_from: str | None = None
+    """The run folder's path at the submission, if it has moved since."""
     age_s: float | None = None
+    """Seconds since the first submission."""
     left_s: float | None = None
+    """Seconds that the remaining steps take at its pace, while it runs."""
     gpu_hours: float | None = None
+    """The sum over all its attempts."""
     branch_of: str | None = None
+    """The RUN@STEP that a branch begins from."""
     after: list[dict[str, Any]] | None = None
+    """Step, job, state and code of each job of `[after]`."""
     suspended: bool = False
+    """Slurm has suspended the job."""
     run_on: list[int] | None = None
+    """Its processes on this machine whose supervisor was killed."""
     still: str | None = None
+    """Since when a program that is not ours has made no step, and what its watch does about it."""
     removed_pid: int | None = None
+    """Its process on this machine, if its folder was removed while it runs."""
     slow: str | None = None
+    """A line on the ranks of its last attempt that compute slowly."""
 
     @property
     def is_over(self) -> bool:
@@ -246,8 +250,8 @@ def await_lost(run: RunFolder) -> RunStatus | None:
 def _slurm_states(
     open_ids: list[str], wait: Callable[[Client], Answer], cluster: str | None
 ) -> tuple[JobStates | None, str]:
-    """Returns ({job id: (state, reason)} for the jobs that a cluster's squeue knows and the open ones that only sacct
-    knows, None if Slurm does not answer; what did not answer).
+    """Returns (jobs, silence). `jobs`: {job id: (state, reason)} of the jobs that a cluster's squeue knows, and of the
+    open ones that only sacct knows; None if Slurm does not answer. `silence`: what did not answer.
 
     A job is not open if its run folder says how it ended: accounting could add nothing.
     """

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from hpc_gpt.core.ends.end_policy import End, is_cancelled
 from hpc_gpt.core.ends.failures import UNSPECIFIC
-from hpc_gpt.core.ends.program_end import Said, facts_of, read_said
+from hpc_gpt.core.ends.program_end import PrintedEnd, facts_of, read_said
 from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.files import json_in, write_once
 from hpc_gpt.core.format import and_more
@@ -73,7 +73,7 @@ class CommandRank(ForeignRank):
             None if self._command.stop_signal == "none" else signal.Signals[f"SIG{self._command.stop_signal}"]
         )
         self._lead_s = self._resolved.job.signal_lead_s or _LEAD_S
-        self._said: Said | None = None
+        self._said: PrintedEnd | None = None
         self._asked_at = 0.0
         self._killed = False
         self._witness: subprocess.Popen[bytes] | None = None
@@ -239,7 +239,7 @@ class CommandRank(ForeignRank):
             for pid, started in self._tree.look(at_once=True).seen.items():
                 send(pid, started, self._signal)
 
-    def press(self) -> None:
+    def kill_if_late(self) -> None:
         """Kills a program that has not ended within the lead."""
         if time.monotonic() > self._asked_at + self._lead_s and not self._killed:
             self._killed = True
@@ -259,7 +259,7 @@ class CommandRank(ForeignRank):
             self._kill()
         super().quit()
 
-    def said(self) -> Said:
+    def said(self) -> PrintedEnd:
         self._said = self._said or said_by(self._lines)  # up to the program's end
         return self._said
 

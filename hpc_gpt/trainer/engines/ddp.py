@@ -22,7 +22,14 @@ from hpc_gpt.trainer.checkpoints.torch_states import TorchStates, whole_share
 from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.kernels import compile_model, compiler
 from hpc_gpt.trainer.engines.master_weights import HALF, MasterWeights
-from hpc_gpt.trainer.engines.optimizer import Update, build_optimizer, gradients_of, kernel_of, norms_of, owned
+from hpc_gpt.trainer.engines.optimizer import (
+    Update,
+    build_optimizer,
+    counted_parameters,
+    gradients_of,
+    kernel_of,
+    norms_of,
+)
 from hpc_gpt.trainer.engines.protocol import TorchEngine
 from hpc_gpt.trainer.engines.torch_private import all_reduce_each, for_each
 from hpc_gpt.trainer.model.fp8 import WeightsOnce
@@ -59,7 +66,7 @@ class Ddp(TorchEngine):
         self._cast_weights = WeightsOnce(self.module.blocks, compiler(engine)) if in_fp8 else None
         self._replicas = self._wrap() if layout.data_ranks > 1 else None
         self._model = self._replicas or self.module
-        counted = owned(self._parameters, self.tp_rank)
+        counted = counted_parameters(self._parameters, self.tp_rank)
         if layout.ep > 1:  # each expert counts on its first rank
             place = layout.data_rank(dist.get_rank())
             counted = [one for one in counted if place < (layout.ep if is_of_experts(one) else 1)]

@@ -70,7 +70,7 @@ class Deepspeed3D(DeepspeedEngine):
         """Does one step. These functions of `library_patches` replace parts of DeepSpeed in it:
 
         - `forget_logits`: always, and `forget_evaluation` in `evaluate`.
-        - `average_nothing`: a single data-parallel rank without ZeRO, or with BF16_Optimizer.
+        - `skip_gradient_average`: a single data-parallel rank without ZeRO, or with BF16_Optimizer.
         - `drop_overflowed_gradients`: after a skipped step of ZeRO-1.
         """
         lr = self._begin_step()

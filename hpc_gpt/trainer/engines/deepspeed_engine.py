@@ -37,7 +37,11 @@ from hpc_gpt.trainer.checkpoints.universal import (
 )
 from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.deepspeed_setup import TAG, NamedFiles, import_deepspeed, quiet, save_deepspeed
-from hpc_gpt.trainer.engines.library_patches import average_nothing, drop_overflowed_gradients, use_checkpoint_engine
+from hpc_gpt.trainer.engines.library_patches import (
+    drop_overflowed_gradients,
+    skip_gradient_average,
+    use_checkpoint_engine,
+)
 from hpc_gpt.trainer.engines.master_weights import HALF
 from hpc_gpt.trainer.engines.optimizer import GradientNorm
 from hpc_gpt.trainer.engines.protocol import StepResult, TrainingEngine
@@ -104,7 +108,7 @@ class DeepspeedEngine(TrainingEngine):
         self.initial.close()
         use_checkpoint_engine(self._engine, NamedFiles)
         if resolved.layout.data_ranks == 1 and (clips_itself(resolved) or shards_in_bf16_optimizer(resolved)):
-            average_nothing(self._engine)
+            skip_gradient_average(self._engine)
 
     @property
     def step(self) -> int:

@@ -89,7 +89,7 @@ class DeepspeedZero(DeepspeedEngine):
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
         """Does one step. These functions of `library_patches` replace parts of DeepSpeed in it:
 
-        - `average_nothing`: a single data-parallel rank without ZeRO, or with BF16_Optimizer.
+        - `skip_gradient_average`: a single data-parallel rank without ZeRO, or with BF16_Optimizer.
         - `drop_overflowed_gradients`: after a skipped step of ZeRO-1 or -2.
         """
         engine, count = self._engine, self._resolved.batch.micro_batches

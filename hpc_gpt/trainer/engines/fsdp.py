@@ -36,13 +36,13 @@ from hpc_gpt.trainer.checkpoints.torch_states import TorchStates
 from hpc_gpt.trainer.engines.ddp import Ddp
 from hpc_gpt.trainer.engines.kernels import compile_model
 from hpc_gpt.trainer.engines.master_weights import HALF
-from hpc_gpt.trainer.engines.optimizer import Update, build_optimizer, gradients_of, norms_of, owned
+from hpc_gpt.trainer.engines.optimizer import Update, build_optimizer, counted_parameters, gradients_of, norms_of
 from hpc_gpt.trainer.engines.protocol import MicroBatches, TorchEngine, TrainingEngine
 from hpc_gpt.trainer.engines.torch_private import for_each
 from hpc_gpt.trainer.model.context_parallel import ContextParallel
 from hpc_gpt.trainer.model.dispatch import ExpertParallel
 from hpc_gpt.trainer.model.gpt import Block, Gpt
-from hpc_gpt.trainer.model.initial_weights import PutLater
+from hpc_gpt.trainer.model.initial_weights import DeferredWeights
 from hpc_gpt.trainer.model.router import routers_of
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import (
@@ -81,7 +81,7 @@ class Fsdp(TorchEngine):
         self._last_set: tuple[bool, bool] | None = None
         # The first replica's shards count in the norm; the others are equal.
         is_first = layout.data_rank(dist.get_rank()) < layout.shards
-        counted = owned(self._shards, self.tp_rank) if is_first else []
+        counted = counted_parameters(self._shards, self.tp_rank) if is_first else []
         self._update = Update(
             optimizer, lambda: norms_of(gradients_of(counted)), everyone, train.clip, self._scaler, device
         )
@@ -218,7 +218,7 @@ def build_sharded_gpt(
     resolved: Resolved,
     device: torch.device,
     mesh: DeviceMesh,
-    initial: PutLater,
+    initial: DeferredWeights,
     context: ContextParallel | None = None,
     experts: ExpertParallel | None = None,
     expert_mesh: DeviceMesh | None = None,

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines.master_weights import HALF
-from hpc_gpt.trainer.model.experts import GroupedLinear, multiply_one_by_one, why_by_loop
+from hpc_gpt.trainer.model.experts import GroupedLinear, multiply_one_by_one, why_not_grouped
 
 _ROWS = {"a group of one row": 1, "an empty group": 0, "a group of 129 rows": 129}
 # The largest share of the device's memory; how many matrices of a trial exist at once, rounded up.
@@ -35,7 +35,7 @@ def try_grouped(resolved: Resolved, device: torch.device) -> None:
     dtype, width = HALF.get(resolved.train.dtype, torch.float32), shape.expert_ffn // tp
     found, tried = "", False
     for outputs, inputs in ((width * (2 if shape.is_gated else 1), shape.hidden), (shape.hidden, width)):
-        if not found and not why_by_loop(device, dtype, outputs, inputs):
+        if not found and not why_not_grouped(device, dtype, outputs, inputs):
             found, tried = difference(device, dtype, outputs, inputs), True
     size, rank = dist.get_world_size(), dist.get_rank()
     first = torch.tensor(rank if found else size, device=device)

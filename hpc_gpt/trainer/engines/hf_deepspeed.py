@@ -25,7 +25,7 @@ from hpc_gpt.trainer.checkpoints.universal import WeightPlace
 from hpc_gpt.trainer.engines.deepspeed_zero import DeepspeedZero
 from hpc_gpt.trainer.engines.library_patches import keep_buffers_in_fp32
 from hpc_gpt.trainer.engines.master_weights import HALF
-from hpc_gpt.trainer.model.experts import GroupedLinear, say, why_by_loop
+from hpc_gpt.trainer.model.experts import GroupedLinear, say, why_not_grouped
 from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, Tile, name_parameter
 from hpc_gpt.trainer.model.vocab_loss import VocabParallelLoss
@@ -68,7 +68,7 @@ class HfGpt(nn.Module):
         dtype = HALF.get(resolved.train.dtype, torch.float32)
         if shape.expert_ffn and (
             why := GroupedLinear.refused
-            or why_by_loop(tp.device or torch.device("cpu"), dtype, shape.hidden, shape.expert_ffn)
+            or why_not_grouped(tp.device or torch.device("cpu"), dtype, shape.hidden, shape.expert_ffn)
         ):
             say(why)
             config._experts_implementation = "eager"

@@ -166,7 +166,7 @@ def forget_evaluation(engine: Any) -> None:
     outputs[:] = [None] * len(outputs)
 
 
-def average_nothing(engine: Any) -> None:
+def skip_gradient_average(engine: Any) -> None:
     """Turns off DeepSpeed's averaging over a single data-parallel rank.
 
     DeepSpeed 0.19.8 copies every gradient twice for that. Used without ZeRO and with BF16_Optimizer; ZeRO's other

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_gpt.core.ends.end_policy import SIGNALS, STOP, End
-from hpc_gpt.core.ends.program_end import Said, facts_of
+from hpc_gpt.core.ends.program_end import PrintedEnd, facts_of
 from hpc_gpt.core.engines.base.megatron_program import (
     PROGRAM,
     check_checkout,
@@ -130,7 +130,7 @@ class MegatronRank(ForeignRank):
 
     def end_of_all(self) -> End:
         limit = self._lines.find(_LIMIT)
-        by_limit = Said(limit=limit[1] if limit else "")
+        by_limit = PrintedEnd(limit=limit[1] if limit else "")
         return self.end_by(replace(facts_of(self._attempt, 0, self._resolved.train.steps, by_limit), spacing=0))
 
     def unsaved(self, stop: Stop, code: int) -> str:

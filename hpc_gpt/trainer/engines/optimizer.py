@@ -43,7 +43,7 @@ def _dimensions(parameter: nn.Parameter) -> int:
     return len(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def counts(parameter: nn.Parameter, tp_rank: int) -> bool:
+def counts_in_norm(parameter: nn.Parameter, tp_rank: int) -> bool:
     """Whether this rank counts the parameter in the norm, so that a model replica counts each element once.
 
     A split parameter counts on every tensor-parallel rank, a whole one on the first rank. The later stage's copy of a
@@ -52,9 +52,9 @@ def counts(parameter: nn.Parameter, tp_rank: int) -> bool:
     return (tp_rank == 0 or split_of(parameter) is not None) and not getattr(parameter, "ds_pipe_replicated", False)
 
 
-def owned(parameters: Iterable[nn.Parameter], tp_rank: int) -> list[nn.Parameter]:
+def counted_parameters(parameters: Iterable[nn.Parameter], tp_rank: int) -> list[nn.Parameter]:
     """The parameters that this rank counts in the norm."""
-    return [parameter for parameter in parameters if counts(parameter, tp_rank)]
+    return [parameter for parameter in parameters if counts_in_norm(parameter, tp_rank)]
 
 
 def gradients_of(parameters: Iterable[Tensor]) -> list[Tensor]:
@@ -78,11 +78,13 @@ def whole_norm(norms: Tensor, group: dist.ProcessGroup | None, device: torch.dev
 
 
 def is_fused(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `instruct` works on the optimizer: with torch's fused kernels."""
+    """Whether `clip_and_skip_on_device` works on the optimizer: with torch's fused kernels."""
     return bool(optimizer.defaults.get("fused"))
 
 
-def instruct(optimizer: torch.optim.Optimizer, skipped: Tensor, divisor: Tensor | None, device: torch.device) -> None:
+def clip_and_skip_on_device(
+    optimizer: torch.optim.Optimizer, skipped: Tensor, divisor: Tensor | None, device: torch.device
+) -> None:
     """Tells the next step of a fused `optimizer`, whose parameters are on `device`, to skip or clip. Nothing waits.
 
     If `skipped`, a bool tensor, is true, weights and moments do not change. Otherwise every gradient is divided by
@@ -115,7 +117,7 @@ class GradientNorm:
         clip: float,
     ) -> None:
         self.parameters = list(parameters)
-        self.owned = owned(self.parameters, tp_rank)
+        self.owned = counted_parameters(self.parameters, tp_rank)
         self.group = group
         self.clip = clip
         self.norm: Tensor | None = None
@@ -130,7 +132,7 @@ class GradientNorm:
         self.skipped = ~self.norm.isfinite()
         divisor = clip_divisor(self.norm, self.clip)
         if is_fused(optimizer):
-            instruct(optimizer, self.skipped, divisor, device)
+            clip_and_skip_on_device(optimizer, self.skipped, divisor, device)
         elif self.skipped:
             for parameter in self.parameters:
                 parameter.grad = None  # the optimizer skips a parameter that has no gradient
@@ -230,7 +232,7 @@ class Update:
         kernel = kernel_of(self.optimizer)
         owners = [one for group in kernel.param_groups for one in group["params"]]
         if is_fused(kernel):
-            instruct(kernel, skipped, divisor, owners[0].device if owners else self._device)
+            clip_and_skip_on_device(kernel, skipped, divisor, owners[0].device if owners else self._device)
             self.optimizer.step()
         elif not skipped:
             if divisor is not None:

@@ -222,7 +222,8 @@ def _names_in(kind: type) -> frozenset[str]:
 
 
 def _fused_kernels_obey() -> bool:
-    """Whether torch's fused kernels obey the attributes that `optimizer.instruct` sets, tried on one element."""
+    """Whether torch's fused kernels obey the attributes that `optimizer.clip_and_skip_on_device` sets, tried on one
+    element."""
     for kind in (torch.optim.SGD, torch.optim.AdamW):
         weight = nn.Parameter(torch.ones(1))
         weight.grad = torch.full((1,), 8.0)

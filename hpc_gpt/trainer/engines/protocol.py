@@ -35,7 +35,7 @@ from hpc_gpt.trainer.engines.grouped_trial import try_grouped
 from hpc_gpt.trainer.engines.kernels import check_compilers
 from hpc_gpt.trainer.engines.optimizer import LossScaler, Update
 from hpc_gpt.trainer.model.documents import MicroBatch
-from hpc_gpt.trainer.model.initial_weights import DrawnLater, GivenWeights, PutLater
+from hpc_gpt.trainer.model.initial_weights import DeferredWeights, FolderWeights, SeededWeights
 from hpc_gpt.trainer.model.tensor_parallel import full_name
 from hpc_gpt.trainer.model.vocab_loss import OnePassLoss
 from hpc_gpt.trainer.ranks import context_of, experts_of
@@ -86,11 +86,11 @@ class TrainingEngine:
         self.experts = experts_of(layout, dist.get_rank())
         self.attention = AttentionKernels(resolved, device, self.context)
         # The weights of train.init; None if the initial weights are drawn.
-        self.given_weights: GivenWeights | None = None
+        self.given_weights: FolderWeights | None = None
         if resolved.train.init is not None:
             check_package("safetensors", "train.init")
-            self.given_weights = GivenWeights(read_folder(Path(resolved.train.init)), resolved.model)
-        self.initial: PutLater = self.given_weights or DrawnLater(resolved.train.seed, resolved.model.layers)
+            self.given_weights = FolderWeights(read_folder(Path(resolved.train.init)), resolved.model)
+        self.initial: DeferredWeights = self.given_weights or SeededWeights(resolved.train.seed, resolved.model.layers)
 
     @property
     def step(self) -> int:

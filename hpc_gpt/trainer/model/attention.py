@@ -164,7 +164,7 @@ class Attention(nn.Module):
         return projected
 
     def _mix(self, qkv: Tensor | tuple[Tensor, Tensor, Tensor], documents: Documents | None) -> Tensor:
-        """`mix` of this rank's heads, after the shape's norm and rotation."""
+        """`attention_core` of this rank's heads, after the shape's norm and rotation."""
         # Positions come before heads in memory up to the kernel, whose output is then joined without a copy.
         query, key, value = split_heads(qkv, self.heads, self.key_heads)
         if self.query_norm is not None and self.key_norm is not None:
@@ -174,7 +174,7 @@ class Attention(nn.Module):
             rotation = self.rotation if documents is None else documents.rotation
             assert rotation is not None
             query, key = rotation.rotate(query, is_normed), rotation.rotate(key, is_normed)
-        core = partial(mix, expands=self.expands, documents=documents, last=self.last)
+        core = partial(attention_core, expands=self.expands, documents=documents, last=self.last)
         return self.context.attend(query, key, value, core, self.is_recomputed)
 
 
@@ -261,7 +261,7 @@ def split_heads(
     return query, key, value
 
 
-def mix(
+def attention_core(
     query: Tensor,
     key: Tensor,
     value: Tensor,

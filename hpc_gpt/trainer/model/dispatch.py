@@ -24,7 +24,7 @@ class Routed(NamedTuple):
 
 
 @dataclass
-class Kept:
+class RoutingChoice:
     """A layer's choice of experts in a forward pass, and its exchange, for the recomputation."""
 
     chosen: Tensor | None = None

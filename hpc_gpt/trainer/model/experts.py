@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.model.collectives import apply
-from hpc_gpt.trainer.model.dispatch import Kept
+from hpc_gpt.trainer.model.dispatch import RoutingChoice
 from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel
 
@@ -41,7 +41,7 @@ class Experts(nn.Module):
         self.up = GroupedLinear(tp.parameter(f"{name}.up.weight", up, Split(1, parts)))
         self.down = GroupedLinear(tp.parameter(f"{name}.down.weight", down, Split(2)))
 
-    def forward(self, hidden: Tensor, weights: Tensor, chosen: Tensor, kept: Kept | None = None) -> Tensor:
+    def forward(self, hidden: Tensor, weights: Tensor, chosen: Tensor, kept: RoutingChoice | None = None) -> Tensor:
         """[batch, positions, hidden], and the router's answer for these positions -> the shape of `hidden`."""
         tp = self.tp
         # A rank has a part of each output, so the gradient of the weights is the sum of the ranks'.
@@ -56,14 +56,14 @@ class Experts(nn.Module):
         if self.ep.size == 1:
             lowered = self._multiply(rows, weights, ends)
         else:
-            lowered = self._exchange(rows, weights, ends, kept or Kept())
+            lowered = self._exchange(rows, weights, ends, kept or RoutingChoice())
         return tp.leave(apply(_Combine, lowered, order, place, used, hidden.shape[:-1]))
 
     def _multiply(self, rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
         # Weighed before the last product: its rows are narrower than the outputs, which no gradient needs then.
         return self.down(self.activate(self.up(rows, ends), weights), ends)  # type: ignore[no-any-return]
 
-    def _exchange(self, rows: Tensor, weights: Tensor, ends: Tensor, kept: Kept) -> Tensor:
+    def _exchange(self, rows: Tensor, weights: Tensor, ends: Tensor, kept: RoutingChoice) -> Tensor:
         """The rows' products by the experts of all ranks of ep."""
         ep = self.ep
         routed = kept.routed = kept.routed or ep.route(ends.diff(prepend=ends.new_zeros(1)).long())
@@ -107,7 +107,7 @@ class GroupedLinear(nn.Module):
 
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
         """[rows, inputs], sorted by expert, and the end of each expert's rows, [experts], int32 -> [rows, outputs]."""
-        if why := self.refused or why_by_loop(rows.device, rows.dtype, *self.weight.shape[1:]):
+        if why := self.refused or why_not_grouped(rows.device, rows.dtype, *self.weight.shape[1:]):
             say(why)
             return multiply_one_by_one(rows, self.weight, ends)
         return F.grouped_mm(rows, self.weight.transpose(1, 2), offs=ends)
@@ -121,7 +121,7 @@ def multiply_one_by_one(rows: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
 
 
 @cache
-def why_by_loop(device: torch.device, dtype: torch.dtype, outputs: int, inputs: int) -> str:
+def why_not_grouped(device: torch.device, dtype: torch.dtype, outputs: int, inputs: int) -> str:
     """The reason why torch's grouped products do not take such a weight on the device; empty if they do."""
     if not hasattr(F, "grouped_mm"):
         return f"torch {torch.__version__} has no grouped products, which came with 2.10"

@@ -42,7 +42,7 @@ def cast(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return (values.float() * scale).clamp(-most, most).to(dtype)
 
 
-def turned(small: Tensor) -> Tensor:
+def transposed_copy(small: Tensor) -> Tensor:
     """[a, b] -> [b, a], a copy whose rows are contiguous."""
     return small.t().contiguous()
 
@@ -125,22 +125,22 @@ class _Linear(torch.autograd.Function):
         of_rows = scale_of(rows, FORWARD)
         # Transposed twice, so that the forward pass has both copies: the compiler keeps the one for the backward pass
         # only if the forward pass needs it, too, and otherwise computes it again from the layer's residuals.
-        inputs = turned(cast(rows, of_rows, FORWARD))
+        inputs = transposed_copy(cast(rows, of_rows, FORWARD))
         of_rows = of_rows.reciprocal()
         ctx.save_for_backward(inputs, of_rows, for_backward, inverse, scale)
         ctx.has_bias, ctx.along = bias is not None, along
-        return product(turned(inputs), small, of_rows, inverse, rows.dtype, bias, fast=True)
+        return product(transposed_copy(inputs), small, of_rows, inverse, rows.dtype, bias, fast=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         inputs, of_inputs, weight, of_weight, scale = ctx.saved_tensors
         if scale is not None:
-            weight = turned(cast(weight, scale, FORWARD))
+            weight = transposed_copy(cast(weight, scale, FORWARD))
         slope = gradients[0]
         scale = scale_of(slope, BACKWARD, ctx.along)
         small, inverse = cast(slope, scale, BACKWARD), scale.reciprocal()
         of_hidden = product(small, weight, inverse, of_weight, slope.dtype)
-        of_weights = product(turned(small), inputs, inverse, of_inputs, slope.dtype)
+        of_weights = product(transposed_copy(small), inputs, inverse, of_inputs, slope.dtype)
         of_bias = slope.sum(0) if ctx.has_bias else None
         return of_hidden, of_weights, of_bias, None, None, None, None
 

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.model import bias_gradients
 from hpc_gpt.trainer.model.attention import Attention
-from hpc_gpt.trainer.model.dispatch import Kept
+from hpc_gpt.trainer.model.dispatch import RoutingChoice
 from hpc_gpt.trainer.model.documents import Documents
 from hpc_gpt.trainer.model.experts import Experts, Gate
 from hpc_gpt.trainer.model.fp8 import multiply_in_fp8
@@ -135,19 +135,19 @@ class Block(nn.Module):
             if self.recompute and torch.is_grad_enabled():
                 # The model draws no random numbers, so no generator state is needed.
                 # Recomputed tokens go to the same ranks: the choice is kept, in case a device rounds otherwise.
-                kept = (Kept(),) if self.experts and self.experts.ep.size > 1 else ()
+                kept = (RoutingChoice(),) if self.experts and self.experts.ep.size > 1 else ()
                 again: Tensor = checkpoint(
                     self.compute, hidden, documents, *kept, use_reentrant=False, preserve_rng_state=False
                 )
                 return again
             return self.compute(hidden, documents)
 
-    def compute(self, hidden: Tensor, documents: Documents | None = None, kept: Kept | None = None) -> Tensor:
+    def compute(self, hidden: Tensor, documents: Documents | None = None, kept: RoutingChoice | None = None) -> Tensor:
         """The layer without recomputation or offload. `kept` keeps the choice of experts for a recomputation."""
         hidden = hidden + self.attention(self.norm1(hidden), documents)
         return hidden + self._feed_forward(self.norm2(hidden), kept)
 
-    def _feed_forward(self, normed: Tensor, kept: Kept | None = None) -> Tensor:
+    def _feed_forward(self, normed: Tensor, kept: RoutingChoice | None = None) -> Tensor:
         """The MLP; or the experts that the router chooses, and the shared one."""
         if self.experts is None:
             lowered: Tensor = self.feed_forward(normed)

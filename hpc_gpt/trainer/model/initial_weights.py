@@ -31,9 +31,9 @@ class _Draw(NamedTuple):
 class InitialWeights:
     """Draws a model's weights, always on the CPU.
 
-    Each block of a parameter's rows has its own generator, seeded by the run's seed, the parameter's name and the first
-    row. So all ranks draw the same numbers, whatever layers, rows or devices they have, and `DrawnLater` draws only a
-    rank's own rows. As many threads draw as torch computes with; a core draws 157e6 numbers per second.
+    Each block of a parameter's rows has its own generator, seeded by the run's seed, the parameter's name and the
+    first row. So all ranks draw the same numbers, whatever layers, rows or devices they have, and `SeededWeights`
+    draws only a rank's own rows. As many threads draw as torch computes with; a core draws 157e6 numbers per second.
     """
 
     def __init__(self, seed: int, layers: int) -> None:
@@ -87,7 +87,7 @@ class InitialWeights:
             list(map(put, places))
 
 
-class PutLater(InitialWeights):
+class DeferredWeights(InitialWeights):
     """Initial weights that are put into their places once these exist; until then each is a size on the meta device,
     which takes no memory. So a weight that nothing fills cannot be trained by mistake.
 
@@ -114,7 +114,7 @@ class PutLater(InitialWeights):
         """Closes the files that are read, if there are any."""
 
 
-class DrawnLater(PutLater):
+class SeededWeights(DeferredWeights):
     """Initial weights that are drawn once their places exist; a rank draws only the blocks of its own rows."""
 
     def __init__(self, seed: int, layers: int) -> None:
@@ -139,7 +139,7 @@ class DrawnLater(PutLater):
             target.copy_(values if target.ndim == 1 else values[:, column : column + target.shape[1]])
 
 
-class GivenWeights(PutLater):
+class FolderWeights(DeferredWeights):
     """The weights of a folder under our names: each rank reads its own slices, a few megabytes at a time."""
 
     def __init__(self, folder: WeightsFolder, shape: ModelShape) -> None:
@@ -147,8 +147,8 @@ class GivenWeights(PutLater):
         self._reader = SliceReader(folder, shape)
 
     def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
-        """See `PutLater`. Rows past the file's, which pad the vocabulary, are zero. Raises ConfigError for NaN or
-        infinity."""
+        """See `DeferredWeights`. Rows past the file's, which pad the vocabulary, are zero. Raises ConfigError for
+        NaN or infinity."""
         count = max(1, AT_ONCE // max(1, target[:1].numel()))
         for first in range(0, len(target), count):
             self._reader.read(name, target[first : first + count], row + first, column)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.model.collectives import apply
-from hpc_gpt.trainer.model.dispatch import Kept
+from hpc_gpt.trainer.model.dispatch import RoutingChoice
 from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
@@ -69,12 +69,12 @@ class Router(nn.Module):
             self.choice_bias = bias.to(self.choice_bias.device)
         return self
 
-    def forward(self, hidden: Tensor, kept: Kept | None = None) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden: Tensor, kept: RoutingChoice | None = None) -> tuple[Tensor, Tensor]:
         """[batch, positions, hidden] -> (weights, numbers of the chosen experts), each [batch, positions, used]."""
         (weight,) = self.tp.shared(self.weight)
         logits = F.linear(hidden.float(), weight.float()) if self.in_fp32 else F.linear(hidden, weight)
         scores = logits.sigmoid() if self.kind == "sigmoid" else logits.softmax(-1, dtype=torch.float32)
-        kept = kept or Kept()
+        kept = kept or RoutingChoice()
         chosen = kept.chosen = self._choose(scores.detach()) if kept.chosen is None else kept.chosen
         if torch.is_grad_enabled():
             scores = apply(_Balance, scores, logits if self.z_loss else None, chosen, self)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from hpc_gpt.trainer.model.collectives import all_gather, apply, reduce_scatter
 from hpc_gpt.trainer.model.context_parallel import ContextParallel
 from hpc_gpt.trainer.model.dispatch import ExpertParallel
-from hpc_gpt.trainer.model.initial_weights import InitialWeights, PutLater
+from hpc_gpt.trainer.model.initial_weights import DeferredWeights, InitialWeights
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class TensorParallel:
         rank: int = 0,
         size: int = 1,
         group: dist.ProcessGroup | None = None,
-        given: PutLater | None = None,
+        given: DeferredWeights | None = None,
         device: torch.device | None = None,
         empty: Callable[[Sequence[int]], Tensor] | None = None,
         context: ContextParallel | None = None,

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from hpc_gpt.core.ends.end_policy import End
 from hpc_gpt.core.ends.exit_status import ExitStatus
-from hpc_gpt.core.ends.program_end import Said
+from hpc_gpt.core.ends.program_end import PrintedEnd
 from hpc_gpt.core.errors import RunFolderError, fault_words
 from hpc_gpt.core.files import replace_whole, write_once
 from hpc_gpt.core.runs.full_disk import KeptLines
@@ -70,7 +70,7 @@ def count_steps(step: int, heart: Heartbeat, came_boot_s: float | None = None) -
     return True
 
 
-def said_by(lines: LiveLines, over: float | None = None) -> Said:
+def said_by(lines: LiveLines, over: float | None = None) -> PrintedEnd:
     """The printed lines that explain how the program ended. `over`: when it ended, by time.monotonic()."""
     over = time.monotonic() if over is None else over
     late = lines.end_failures()
@@ -80,10 +80,10 @@ def said_by(lines: LiveLines, over: float | None = None) -> Said:
     first = next((live for live in sure if not live.failure.echo), sure[0] if sure else None)
     message = (first or late[0]).failure.message if late else ""
     if first is None:
-        return Said(lines.planned, lines.limit, note=message, over=lines.over)
+        return PrintedEnd(lines.planned, lines.limit, note=message, over=lines.over)
     failed_s = None if first.moment is None else max(0.0, over - first.moment)
     end = End(first.failure.ended, first.failure.message)
-    return Said(lines.planned, lines.limit, end, first.how == "program", failed_s, message, lines.over)
+    return PrintedEnd(lines.planned, lines.limit, end, first.how == "program", failed_s, message, lines.over)
 
 
 class LastLines:
@@ -210,7 +210,7 @@ class ForeignLog:
         """Waits for the last line, but not for a process that the program left behind and that holds the pipe open."""
         assert self._thread is not None
         self._thread.join(timeout=5)
-        self.settle(math.inf)
+        self.flush_steps(math.inf)
         self.keep_loss(0.0)
 
     def keep_loss(self, pause_s: float = _LOOK_S) -> None:
@@ -245,7 +245,7 @@ class ForeignLog:
             left += chunk
             whole = max(left.rfind(b"\n"), left.rfind(b"\r")) + 1
             if not whole and len(left) < _LONGEST_LINE:
-                self.hear()
+                self.note_output()
                 continue
             whole = whole or len(left)
             self._copy(left[:whole])
@@ -278,19 +278,19 @@ class ForeignLog:
                     rows += made
                     self._prints_times |= "step_s" in row
                     self.pass_step()
-        self._write(rows or self._numbers.settle(now), now)
+        self._write(rows or self._numbers.flush_steps(now), now)
 
-    def settle(self, now: float | None = None) -> None:
+    def flush_steps(self, now: float | None = None) -> None:
         """Counts a smaller number as the first step of another stage, if no line has contradicted it for seconds."""
         if self._lock.acquire(blocking=False):  # else another thread takes lines, which settles it, too
             try:
                 now = time.monotonic() if now is None else now
-                if rows := self._numbers.settle(now):
+                if rows := self._numbers.flush_steps(now):
                     self._write(rows, time.monotonic())
             finally:
                 self._lock.release()
 
-    def hear(self) -> None:
+    def note_output(self) -> None:
         """Notes output that is not a whole line yet."""
         self._since += 1
 

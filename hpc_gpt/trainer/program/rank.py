@@ -31,7 +31,7 @@ from hpc_gpt.core.ends.end_policy import (
     limits_reached,
 )
 from hpc_gpt.core.ends.failures import UNSPECIFIC
-from hpc_gpt.core.ends.program_end import ProgramFacts, Said, end_of_program, facts_of, has_last_line, write_said
+from hpc_gpt.core.ends.program_end import PrintedEnd, ProgramFacts, end_of_program, facts_of, has_last_line, write_said
 from hpc_gpt.core.ends.state import EXIT_0_BUT
 from hpc_gpt.core.errors import RunFolderError, UserError, fault_words
 from hpc_gpt.core.files import json_object, read_json, write_once
@@ -142,7 +142,7 @@ class ForeignRank:
     def turn(self) -> None:
         """Called repeatedly until `ask_to_end` is called."""
 
-    def press(self) -> None:
+    def kill_if_late(self) -> None:
         """Called repeatedly after `ask_to_end`."""
 
     def rest_is_over(self) -> bool:
@@ -157,9 +157,9 @@ class ForeignRank:
         """The end of an attempt whose program exited with 0 without being asked to stop."""
         raise NotImplementedError
 
-    def said(self) -> Said:
+    def said(self) -> PrintedEnd:
         """The printed lines of this task's program that decide how the attempt ends."""
-        return Said()
+        return PrintedEnd()
 
     def unsaved(self, stop: Stop, code: int) -> str:
         """Says how the program ended if it was asked to stop and did not save; empty if it saved."""
@@ -223,7 +223,7 @@ class ForeignRank:
                 self.ask_to_end(stop)
                 self._leaving(start)
             elif self._stop is not None:
-                self.press()
+                self.kill_if_late()
             else:
                 self.turn()
             self._follow(start)
@@ -247,7 +247,7 @@ class ForeignRank:
             time.sleep(self._pause_s)
         self._leaving(start)
         while self._stop is not None and not self.rest_is_over():
-            self.press()
+            self.kill_if_late()
             time.sleep(TURN_S)
         until = time.monotonic() + _GRACE_S
         while self._stop is not None and not code and not self.note_end() and time.monotonic() < until:
@@ -405,7 +405,7 @@ class ForeignRank:
             self._read = now
         log, is_foreign = start.log, isinstance(heart, ForeignHeartbeat)
         heard, self._chunks = log.chunks != self._chunks, log.chunks
-        log.settle()
+        log.flush_steps()
         came_boot_s = log.stepped_boot_s if is_foreign and log.has_steps else None
         if count_steps(self.step if reads else int(self._heard.get("step") or 0), heart, came_boot_s):
             if isinstance(heart, ForeignHeartbeat):

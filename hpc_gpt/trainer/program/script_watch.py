@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_gpt.core.ends.end_policy import End, first_reason, limits_reached
-from hpc_gpt.core.ends.program_end import Said, has_last_line, write_said
+from hpc_gpt.core.ends.program_end import PrintedEnd, has_last_line, write_said
 from hpc_gpt.core.errors import RunFolderError, UserError
 from hpc_gpt.core.files import write_once
 from hpc_gpt.core.process import ProcessTable, is_alive, name_of, send, start_time
@@ -144,7 +144,7 @@ class ScriptWatch:
             self._take_lines()
             time.sleep(_TURN_S)
         self._take_lines()
-        self._log.settle(math.inf)
+        self._log.flush_steps(math.inf)
         self._log.keep_loss(0.0)
         with contextlib.suppress(RunFolderError):
             write_said(self._attempt, 0, self._with_submission(said_by(self._lines, over)))
@@ -166,7 +166,7 @@ class ScriptWatch:
             return bool(group) and int(code) > 128
         return bool(group)  # job.sh is about to write it
 
-    def _with_submission(self, printed: Said) -> Said:
+    def _with_submission(self, printed: PrintedEnd) -> PrintedEnd:
         """Adds the job that the script has queued, if it submits itself; on this machine it may have done so instead of
         training, as some scripts do if SLURM_JOB_ID is not set, which is a failure."""
         submission = None
@@ -198,7 +198,7 @@ class ScriptWatch:
             copy_more(log, copy)
         grew = any(file.grew for file in self._files)
         if grew and not lines:
-            self._log.hear()
+            self._log.note_output()
         if self._heart.phase == LEAVING:
             return
         if count_steps(self._log.last_step, self._heart, self._log.stepped_boot_s):

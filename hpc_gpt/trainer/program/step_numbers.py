@@ -45,7 +45,7 @@ class StepNumbers:
         self._came = now
         return self._begin() if len(waiting) >= (2 if self._begins_anew else 3) else []
 
-    def settle(self, now: float = math.inf) -> list[StepRow]:
+    def flush_steps(self, now: float = math.inf) -> list[StepRow]:
         """Returns the row with which a stage began, if no other line has contradicted it until `now`, or at the
         end."""
         is_alone = (

@@ -57,7 +57,7 @@ class ShardSet:
     evaluation: tuple[str, ...]
     identity: str
 
-    def deal(self, readers: int) -> list[tuple[str, ...]]:
+    def assign_shards(self, readers: int) -> list[tuple[str, ...]]:
         """The training shards of each reader: dealt out from the largest, always to the reader that has least."""
         dealt: list[list[str]] = [[] for _ in range(readers)]
         heap = [(0, number) for number in range(readers)]
@@ -168,7 +168,7 @@ class ShardStream:
         self._dp = resolved.layout.dp
         self._dp_rank = dp_rank
         self._workers = readers_per_rank(resolved)
-        self._own = shards.deal(self._workers * self._dp)[dp_rank :: self._dp]
+        self._own = shards.assign_shards(self._workers * self._dp)[dp_rank :: self._dp]
         self._position = Position({shard: (0, 0) for reader_shards in self._own for shard in reader_shards})
         self._change = Position()
         self._readers: list[Iterator[Chunk]] = []

@@ -69,7 +69,7 @@ def _linear(device: torch.device, name: str, rows: int, inputs: int, outputs: in
 
     def cast(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         small = fp8.cast(values, fp8.scale_of(values, dtype), dtype)
-        return small, fp8.turned(small)
+        return small, fp8.transposed_copy(small)
 
     compiled = torch.compile(cast, dynamic=False) if device.type == "cuda" else cast
     operands = ((x, fp8.FORWARD), (weight, fp8.FORWARD), (dy, fp8.BACKWARD))

@@ -9,7 +9,7 @@ import time
 import torch
 
 from hpc_gpt.trainer.engines.grouped_trial import difference
-from hpc_gpt.trainer.model.experts import why_by_loop
+from hpc_gpt.trainer.model.experts import why_not_grouped
 
 WIDTHS = ((1536, 2048), (2048, 768), (32768, 6144))
 
@@ -20,7 +20,7 @@ def main() -> None:
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         for outputs, inputs in WIDTHS:
             began = time.perf_counter()
-            why = why_by_loop(device, dtype, outputs, inputs)
+            why = why_not_grouped(device, dtype, outputs, inputs)
             verdict = why or difference(device, dtype, outputs, inputs) or "equal to the loop"
             took, share = time.perf_counter() - began, 0.0
             if is_gpu:

@@ -6,20 +6,29 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.ends.end_policy import End
-from hpc_gpt.core.ends.program_end import ProgramFacts, Said, at_limit, end_of_program, facts_of, read_said, write_said
+from hpc_gpt.core.ends.program_end import (
+    PrintedEnd,
+    ProgramFacts,
+    at_limit,
+    end_of_program,
+    facts_of,
+    read_said,
+    write_said,
+)
 from hpc_gpt.core.ends.state import is_after_exit_0
 from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.made_runs import add_attempt
 
 RAISED = End("user_error", "ImportError: no name x")
-SURE = Said(failed=RAISED, of_program=True, failed_s=0.3, note=RAISED.cause or "")
-HANDLED = Said(failed=RAISED, of_program=True, failed_s=9.0, note=RAISED.cause or "")
-EXIT_7 = Said(failed=End("error", "task 0: Exited with exit code 7"), failed_s=0.3, note="task 0: Exited")
-WORDS = Said(note="No space left on device")
-OWN = Said(limit="exiting program after 1180 minutes")
-OVER = Said(over="Early stopping at step 5")
-BOTH = Said(limit="exiting program after 1180 minutes", failed=RAISED, of_program=True, failed_s=0.3)
-NEXT = Said(queued="626")
+OF_PROGRAM = PrintedEnd(failed=RAISED, of_program=True)
+SURE = PrintedEnd(failed=RAISED, of_program=True, failed_s=0.3, note=RAISED.cause or "")
+HANDLED = PrintedEnd(failed=RAISED, of_program=True, failed_s=9.0, note=RAISED.cause or "")
+EXIT_7 = PrintedEnd(failed=End("error", "task 0: Exited with exit code 7"), failed_s=0.3, note="task 0: Exited")
+WORDS = PrintedEnd(note="No space left on device")
+OWN = PrintedEnd(limit="exiting program after 1180 minutes")
+OVER = PrintedEnd(over="Early stopping at step 5")
+BOTH = PrintedEnd(limit="exiting program after 1180 minutes", failed=RAISED, of_program=True, failed_s=0.3)
+NEXT = PrintedEnd(queued="626")
 USR1 = "--signal sent USR1 before the time limit"
 ASKED = End("walltime", "SIGUSR2: the time limit is near")
 
@@ -44,8 +53,8 @@ ASKED = End("walltime", "SIGUSR2: the time limit is near")
         ({"said": SURE, "step": 5}, "user_error", "exit code 0, but ImportError: no name x"),  # of a checkpoint
         ({"said": HANDLED}, "done", "exit code 0"),
         ({"said": HANDLED, "ran_s": 4.0}, "user_error", "exit code 0, but ImportError: no name x"),
-        ({"said": Said(failed=RAISED, of_program=True), "ran_s": 9.0}, "done", "exit code 0"),
-        ({"said": Said(failed=RAISED, of_program=True), "ran_s": 4.0}, "user_error", "exit code 0, but ImportError"),
+        ({"said": OF_PROGRAM, "ran_s": 9.0}, "done", "exit code 0"),
+        ({"said": OF_PROGRAM, "ran_s": 4.0}, "user_error", "exit code 0, but ImportError"),
         ({"said": EXIT_7, "ran_s": 1.0}, "done", "exit code 0"),
         # (c) a known total that is not reached
         ({"step": 5, "planned": 500_000, "spacing": 1}, "error", "ends by itself at 5 of 500,000 steps"),
@@ -136,9 +145,9 @@ def test_what_is_guessed_is_a_note_beside_done(facts, note) -> None:
 def test_what_all_tasks_said_and_the_facts_of_a_folder(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     attempt = add_attempt(run, [], None)
-    assert read_said(attempt) == Said()
+    assert read_said(attempt) == PrintedEnd()
     write_said(attempt, 0, EXIT_7)
-    write_said(attempt, 1, Said(planned=9, limit="its limit", over="its end"))
+    write_said(attempt, 1, PrintedEnd(planned=9, limit="its limit", over="its end"))
     write_said(attempt, 2, SURE)
     said = read_said(attempt)
     assert (said.planned, said.limit, said.over, said.failed, said.of_program, said.failed_s) == (
@@ -157,9 +166,9 @@ def test_what_all_tasks_said_and_the_facts_of_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("step", "said", "ended"), [(9, Said(), "done"), (8, Said(), "walltime"), (9, SURE, "walltime")]
+    ("step", "said", "ended"), [(9, PrintedEnd(), "done"), (8, PrintedEnd(), "walltime"), (9, SURE, "walltime")]
 )
-def test_the_time_limit_after_the_last_planned_step(tmp_path: Path, step: int, said: Said, ended: str) -> None:
+def test_the_time_limit_after_the_last_planned_step(tmp_path: Path, step: int, said: PrintedEnd, ended: str) -> None:
     attempt = add_attempt(RunFolder(tmp_path), [], None)
     attempt.metrics.write_text(json.dumps({"step": step, "steps_planned": 9}) + "\n")
     write_said(attempt, 0, said)

@@ -13,7 +13,7 @@ import pytest
 from hpc_gpt.core.ends import bad_nodes
 from hpc_gpt.core.ends.history import read_history
 from hpc_gpt.core.ends.judge import gpu_hours
-from hpc_gpt.core.ends.program_end import Said, facts_of
+from hpc_gpt.core.ends.program_end import PrintedEnd, facts_of
 from hpc_gpt.core.ends.run_state import retry_note
 from hpc_gpt.core.files import logs_dir, replace_whole
 from hpc_gpt.core.runs import lock
@@ -288,7 +288,7 @@ def test_a_step_that_is_only_logged_is_progress_but_no_save() -> None:
     assert after(run, add_attempt(run, 9, "error", job_id="7"))[0] == "again"
     assert after(run, add_attempt(run, 8, "error", job_id="7"))[0] == "stop"
     begun = run.new_attempt()
-    assert facts_of(begun, 0, 0, Said()).step == 9, "before its first step"
+    assert facts_of(begun, 0, 0, PrintedEnd()).step == 9, "before its first step"
     restarts = read_restarts(run.attempts()[:-1], live=False)
     assert restarts is not None
     assert restarts.steps == 8, "each attempt began from the start"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.engines.torch_private import flash_of_last
-from hpc_gpt.trainer.model.attention import mix
+from hpc_gpt.trainer.model.attention import attention_core
 from hpc_gpt.trainer.model.context_parallel import ContextParallel, HeadsExchanged, KeysGathered, SequencePart
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.techniques import Techniques
@@ -53,10 +53,10 @@ def attention(own: ContextParallel, heads: int, key_heads: int) -> dict[str, flo
     ]
     # Of a size at which the gradients are about one: the limits of their differences are absolute.
     slope = torch.randn(BATCH, SEQ, heads * WIDTH, generator=generator) / 4
-    expected = mix(*whole)
+    expected = attention_core(*whole)
     expected.backward(slope)
     parts = [own.part.of(tensor.detach(), 1).requires_grad_() for tensor in whole]
-    mixed = own.to_positions(own.attend(*parts, mix))
+    mixed = own.to_positions(own.attend(*parts, attention_core))
     # A gradient whose strides are not its shape's, as the next layer's may be.
     mixed.backward(own.part.of(slope, 1).transpose(0, 1).contiguous().transpose(0, 1))
     far = {"output": _far(mixed, own.part.of(expected, 1))}
@@ -144,8 +144,8 @@ def test_a_kernel_for_the_last_queries_does_what_the_mask_does(expands: bool) ->
         sees = torch.arange(7) <= torch.arange(4, 7)[:, None]
         return scores.masked_fill(~sees, -torch.inf).softmax(-1) @ value
 
-    masked = mix(query, key, value, expands)
-    torch.testing.assert_close(mix(query, key, value, expands, last=by_hand), masked, atol=1e-6, rtol=0)
+    masked = attention_core(query, key, value, expands)
+    torch.testing.assert_close(attention_core(query, key, value, expands, last=by_hand), masked, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("width", [64, 12])

@@ -12,7 +12,7 @@ from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.model import experts as experts_module
 from hpc_gpt.trainer.model.experts import Experts, GroupedLinear
 from hpc_gpt.trainer.model.gpt import Block, Gpt
-from hpc_gpt.trainer.model.initial_weights import DrawnLater, InitialWeights
+from hpc_gpt.trainer.model.initial_weights import InitialWeights, SeededWeights
 from hpc_gpt.trainer.model.router import Router, routers_of
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
@@ -176,7 +176,7 @@ def test_loop_gives_the_bits_of_grouped_products(dtype: torch.dtype, monkeypatch
         hidden[..., 0] = 1
     results = []
     for why in ("", "a test"):
-        monkeypatch.setattr(experts_module, "why_by_loop", lambda *_, why=why: why)
+        monkeypatch.setattr(experts_module, "why_not_grouped", lambda *_, why=why: why)
         layer.zero_grad()
         layer.router.sums = None
         output = layer._feed_forward(hidden)
@@ -222,7 +222,7 @@ def test_each_expert_is_drawn_by_itself() -> None:
 @pytest.mark.parametrize("size", [1, 2])
 def test_experts_are_put_later_as_they_are_drawn(size: int) -> None:
     for rank in range(size):
-        later = DrawnLater(1, 2)
+        later = SeededWeights(1, 2)
         drawn = Experts("blocks.0.experts", SHAPE, TensorParallel(rank, size), InitialWeights(1, 2))
         put = Experts("blocks.0.experts", SHAPE, TensorParallel(rank, size, given=later), later)
         for one, other in zip(drawn.parameters(), put.parameters(), strict=True):

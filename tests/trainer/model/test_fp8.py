@@ -15,7 +15,17 @@ from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.engines.kernels import compile_model
 from hpc_gpt.trainer.model import fp8
-from hpc_gpt.trainer.model.fp8 import BACKWARD, FORWARD, LEAST, Fp8Product, WeightsOnce, cast, product, scale_of, turned
+from hpc_gpt.trainer.model.fp8 import (
+    BACKWARD,
+    FORWARD,
+    LEAST,
+    Fp8Product,
+    WeightsOnce,
+    cast,
+    product,
+    scale_of,
+    transposed_copy,
+)
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.linear import SplitLinear
 from hpc_gpt.trainer.model.techniques import Techniques
@@ -104,7 +114,7 @@ def test_a_product_is_that_of_its_quantised_operands(dtypes: tuple[torch.dtype, 
             stored = operand.t().contiguous() if turn else operand
             scales.append(scale_of(stored, dtype))
             small = cast(stored, scales[-1], dtype)
-            cast_.append(turned(small) if turn else small)
+            cast_.append(transposed_copy(small) if turn else small)
         inverse = [scale.reciprocal() for scale in scales]
         exact = exactly("ri,oi->ro", Quantised(left, dtypes[0]), Quantised(right, dtypes[1]))
         on_units = product(*(one.to("meta") for one in (*cast_, *inverse)), torch.bfloat16)
@@ -268,7 +278,7 @@ def test_compiled_fp8_on_a_gpu_makes_copies_and_products_alike():
     def both(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         scale = scale_of(values, FORWARD)
         small = cast(values, scale, FORWARD)
-        return small, turned(small), scale.reciprocal()
+        return small, transposed_copy(small), scale.reciprocal()
 
     left, right = drawn(512, 1600).cuda(), drawn(4800, 1600, seed=1).cuda()
     (one, _, inverse), (other, around, second) = (torch.compile(both, dynamic=False)(each) for each in (left, right))

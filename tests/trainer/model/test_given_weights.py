@@ -10,7 +10,7 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.weights.folder import read_folder
 from hpc_gpt.core.weights.tensors import write_hf
 from hpc_gpt.trainer.model.gpt import Gpt
-from hpc_gpt.trainer.model.initial_weights import DrawnLater, GivenWeights
+from hpc_gpt.trainer.model.initial_weights import FolderWeights, SeededWeights
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, split_of
 from tests.distributed.host_memory import Most
@@ -26,17 +26,17 @@ def test_each_rank_reads_its_own_share(name: str, tmp_path: Path) -> None:
     shape = FAMILIES[name]
     weights = write(shape, tmp_path / "out")
     folder = read_folder(tmp_path / "out")
-    whole = Gpt(shape, 1, TensorParallel(given=GivenWeights(folder, shape)))
+    whole = Gpt(shape, 1, TensorParallel(given=FolderWeights(folder, shape)))
     for parameter, (own, expected) in zip(whole.parameters(), weights.items(), strict=True):
         assert torch.equal(parameter[: len(expected)], expected), own
         assert not parameter[len(expected) :].any(), "rows that pad the vocabulary are zero"
     for size in (2, 4):
         for rank in range(size):
             for techniques in (Techniques(), Techniques(tiles=2)):
-                given = GivenWeights(folder, shape)
+                given = FolderWeights(folder, shape)
                 model = Gpt(shape, 1, TensorParallel(rank, size, given=given), techniques)
                 assert given.taken == set(shape.parameter_names)
-            shares = Gpt(shape, 1, TensorParallel(rank, size, given=GivenWeights(folder, shape)))
+            shares = Gpt(shape, 1, TensorParallel(rank, size, given=FolderWeights(folder, shape)))
             for parameter, full in zip(shares.parameters(), whole.parameters(), strict=True):
                 split = split_of(parameter)
                 assert torch.equal(parameter, full if split is None else split.shard(full, rank, size))
@@ -57,12 +57,14 @@ def test_what_is_not_finite_is_refused_by_the_name_of_its_weight(value: float, w
     weights[name][-1, -1] = value
     save_file(weights, tmp_path / "out" / "model.safetensors")
     with pytest.raises(ConfigError, match=rf"model\.layers\.0\.self_attn\.v_proj\.weight has {words}"):
-        Gpt(shape, 1, TensorParallel(given=GivenWeights(read_folder(tmp_path / "out"), shape)))
+        Gpt(shape, 1, TensorParallel(given=FolderWeights(read_folder(tmp_path / "out"), shape)))
 
 
 def test_a_model_on_another_device_is_drawn_by_blocks() -> None:
     most = Most()
-    tp = TensorParallel(given=DrawnLater(1, LARGE.layers), device=torch.device("meta"))  # takes no memory of the host
+    tp = TensorParallel(
+        given=SeededWeights(1, LARGE.layers), device=torch.device("meta")
+    )  # takes no memory of the host
     model = Gpt(LARGE, 1, tp)
     assert most.stop() < 2 * 4 * LARGE.vocab * LARGE.hidden
     assert all(parameter.is_meta for parameter in model.parameters())
@@ -75,7 +77,7 @@ def test_memory_beside_the_share_is_below_two_largest_parameters(tmp_path: Path,
     read_folder(tmp_path / "out")  # what the libraries import and keep is not the weights'
     for tp in (1, 2):
         most = Most()
-        model = Gpt(LARGE, 1, TensorParallel(0, tp, given=GivenWeights(read_folder(tmp_path / "out"), LARGE)))
+        model = Gpt(LARGE, 1, TensorParallel(0, tp, given=FolderWeights(read_folder(tmp_path / "out"), LARGE)))
         own = sum(parameter.nbytes for parameter in model.parameters())
         assert own > 200e6 / tp
         assert most.stop() - own < 2 * 4 * LARGE.vocab * LARGE.hidden / tp

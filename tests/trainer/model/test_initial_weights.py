@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from hpc_gpt.trainer.model import initial_weights
-from hpc_gpt.trainer.model.initial_weights import DrawnLater, InitialWeights
+from hpc_gpt.trainer.model.initial_weights import InitialWeights, SeededWeights
 
 NAME, SIZE = "blocks.0.x.weight", (37, 24)
 
@@ -36,8 +36,8 @@ def seeds(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return texts
 
 
-def later(size: tuple[int, ...], **how: int) -> DrawnLater:
-    drawn = DrawnLater(1, layers=2)
+def later(size: tuple[int, ...], **how: int) -> SeededWeights:
+    drawn = SeededWeights(1, layers=2)
     assert drawn.normal(NAME, size, **how).is_meta
     return drawn
 

@@ -12,7 +12,7 @@ from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.shape_split import kind_params
 from hpc_gpt.core.weights.config import config_of
 from hpc_gpt.core.weights.names import parts_of
-from hpc_gpt.trainer.model.attention import Attention, Rotation, expand_heads, frequencies, mix
+from hpc_gpt.trainer.model.attention import Attention, Rotation, attention_core, expand_heads, frequencies
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, full_name
@@ -78,7 +78,9 @@ def test_expanded_keys_and_values_give_the_same() -> None:
     assert torch.equal(wide[:, 2], key[:, 0])
     assert torch.equal(wide[:, 3], key[:, 1])
     turned = [part.transpose(1, 2) for part in (query, key, wide)]
-    torch.testing.assert_close(mix(turned[0], turned[1], turned[1]), mix(turned[0], turned[2], turned[2]))
+    torch.testing.assert_close(
+        attention_core(turned[0], turned[1], turned[1]), attention_core(turned[0], turned[2], turned[2])
+    )
 
 
 def test_in_half_precision_rotation_and_norms_are_in_fp32() -> None:

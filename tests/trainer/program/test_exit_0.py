@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.ends.program_end import Said, write_said
+from hpc_gpt.core.ends.program_end import PrintedEnd, write_said
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.launcher.attempts import script_end
 from hpc_gpt.launcher.decide import prepare
@@ -27,7 +27,7 @@ OF_4 = STEPS.replace(" loss", "/4 loss")
 OF_3 = STEPS.replace(" loss", "/3 loss")
 
 
-def said_of(text: str) -> Said:
+def said_of(text: str) -> PrintedEnd:
     lines = LiveLines()
     for line in text.splitlines():
         lines.take(line)

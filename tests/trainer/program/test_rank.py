@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hpc_gpt.core.ends.end_policy import End
-from hpc_gpt.core.ends.program_end import Said
+from hpc_gpt.core.ends.program_end import PrintedEnd
 from hpc_gpt.core.errors import LayoutError, UserError
 from hpc_gpt.core.runs.processes import Tree
 from hpc_gpt.core.runs.requests import write_request
@@ -34,13 +34,13 @@ class Task(ForeignRank):
     """Its program's last words are `fails`; a stop is over after so many presses."""
 
     fails: Any = ("error", "it broke", False)
-    presses, how, prints, asked = 2, "", Said(), ()
+    presses, how, prints, asked = 2, "", PrintedEnd(), ()
 
     def ask_to_end(self, stop: Stop) -> None:
         self.asked += (stop,)
         self.program.stdin.close()
 
-    def press(self) -> None:
+    def kill_if_late(self) -> None:
         self.presses -= 1
 
     def rest_is_over(self) -> bool:
@@ -52,7 +52,7 @@ class Task(ForeignRank):
     def end_of_all(self) -> End:
         return End("done", "all of it")
 
-    def said(self) -> Said:
+    def said(self) -> PrintedEnd:
         return self.prints
 
     def unsaved(self, stop: Stop, code: int) -> str:
@@ -160,7 +160,7 @@ def test_how_long_a_signal_may_still_come(task, rank, code, steps, planned, clus
     found = task(rank, cluster=cluster, train__steps=steps or 9)
     if not steps:
         found._resolved = SimpleNamespace(train=SimpleNamespace(steps=0), cluster=found._resolved.cluster)
-    found.prints = Said(planned=planned)
+    found.prints = PrintedEnd(planned=planned)
     step(found, 9)
     assert found._may_hear_s(code) == seconds
 
@@ -224,7 +224,7 @@ def test_its_end_is_that_of_the_stop_and_how_it_took_it(task, stop, how: str, en
 def test_the_heart_counts_the_steps_and_knows_the_pauses(task) -> None:
     found = task(0, train__log_every=5)
     log = SimpleNamespace(chunks=1, is_more=True, has_steps=False, stepped_boot_s=0.0)
-    log.settle = log.pass_step = lambda: None
+    log.flush_steps = log.pass_step = lambda: None
     heart = ForeignHeartbeat(20, 300.0, None)
     start = ProgramStart([], {}, log, heart, 0, pauses=(0, 20))  # type: ignore[arg-type]
     found._mates = SimpleNamespace(is_first=True, says=b"", heard=b"")

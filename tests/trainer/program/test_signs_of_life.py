@@ -99,12 +99,12 @@ def test_the_first_step_of_a_stage_counts_by_itself() -> None:
     steps = StepNumbers()
     for number in (1, 2, 59, 60, 1):
         steps.take({"step": number}, 10.0)
-    assert (steps.settle(11.0), steps.settle(12.5), steps.settle()) == ([], [{"step": 1}], [])
+    assert (steps.flush_steps(11.0), steps.flush_steps(12.5), steps.flush_steps()) == ([], [{"step": 1}], [])
     assert steps.take({"step": 2}, 13.0) == [{"step": 2}]
     one_behind = StepNumbers()
     for number in (1, 2, 1):
         one_behind.take({"step": number}, 10.0)
-    assert one_behind.settle() == []
+    assert one_behind.flush_steps() == []
 
 
 def test_what_an_attempt_before_made_is_not_made_again() -> None:

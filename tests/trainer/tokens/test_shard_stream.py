@@ -124,7 +124,7 @@ def test_a_resume_in_another_layout_repeats_and_skips_none(folder, phases):
 def test_shards_are_dealt_out_once_and_by_size(sizes: list[int], readers: int) -> None:
     readers = min(readers, len(sizes))
     names = tuple(f"{number:03d}" for number in range(len(sizes)))
-    dealt = ShardSet(Path(), names, tuple(sizes), (), "").deal(readers)
+    dealt = ShardSet(Path(), names, tuple(sizes), (), "").assign_shards(readers)
     assert sorted(name for own in dealt for name in own) == sorted(names)
     totals = [sum(sizes[int(name)] for name in own) for own in dealt]
     # Nobody is without, and nobody ahead of another by more than the shard that came last.
@@ -231,8 +231,8 @@ def test_evaluation_shards_are_the_last_and_never_trained_on(tmp_path: Path) -> 
 def test_the_largest_are_dealt_first_to_the_reader_with_least() -> None:
     """In the order of their names one reader would have 3 + 3 and 6 at the end, the other 4 + 4."""
     shards = ShardSet(Path(), tuple("abcde"), (3, 4, 3, 4, 6), (), "")
-    assert shards.deal(2) == [("e", "a"), ("b", "d", "c")]
-    assert ShardSet(Path(), tuple("abcd"), (1, 2, 3, 6), (), "").deal(2) == [("d",), ("c", "b", "a")]
+    assert shards.assign_shards(2) == [("e", "a"), ("b", "d", "c")]
+    assert ShardSet(Path(), tuple("abcd"), (1, 2, 3, 6), (), "").assign_shards(2) == [("d",), ("c", "b", "a")]
 
 
 def test_a_compressed_shard_counts_as_its_text_about(tmp_path: Path) -> None:
