@@ -51,7 +51,7 @@ def verbs() -> dict[str, Verb]:
 
 
 # {verb: names of other programs for it}.
-_NEAR = {
+_OTHER_NAMES = {
     "status": "ls list ps queue info",
     "submit": "run train start launch import adopt",
     "submit --resume RUN": "resume continue",
@@ -80,7 +80,7 @@ _HARM = {"cancel", "stop", "requeue", "clean"}
 
 def verb_meant(name: str) -> str:
     """The hint for another program's name of a verb; empty for any other name."""
-    meant = next((verb for verb, names in _NEAR.items() if name in names.split()), "")
+    meant = next((verb for verb, names in _OTHER_NAMES.items() if name in names.split()), "")
     return f"use hpc-gpt {meant}" if meant else ""
 
 

@@ -27,7 +27,7 @@ from hpc_gpt.reader.records import BENCH_FILE
 from hpc_gpt.report.bench_table import file_text
 
 
-def submit_race(request: Request, sizes: Mapping[str, int | None], how: SubmitOptions) -> Answer:
+def submit_race(request: Request, sizes: Mapping[str, int | None], options: SubmitOptions) -> Answer:
     """Submits a race. `sizes`: the values of --rounds, --steps and --top."""
     if request.row and not request.grid:
         raise ConfigError(f"--race and --row {request.row} exclude each other", f"leave --row {request.row} out")
@@ -35,17 +35,17 @@ def submit_race(request: Request, sizes: Mapping[str, int | None], how: SubmitOp
         if size is not None and size < 1:
             raise ConfigError(f"{name} {size}: a race needs 1 or more", f"leave {name} out for its default")
     rounds, steps, top = (sizes[name] or usual for name, usual in zip(sizes, (ROUNDS, STEPS, TOP), strict=True))
-    prepared, logs = prepare_race(request, not how.dry, rounds, steps, top), logs_folder()
-    if how.dry:
+    prepared, logs = prepare_race(request, not options.dry, rounds, steps, top), logs_folder()
+    if options.dry:
         check_race(prepared, logs, dry=True)
         yield would_run(prepared.run.resolved)
-        _show(prepared, how.script)
+        _show(prepared, options.script)
         return
     print_lines(prepared.lines)
     submitted = queue_race(prepared, logs)
-    yield answer_of(submitted, how.wait)
-    interrupts = print_submitted(submitted, how.wait)
-    if how.wait:
+    yield answer_of(submitted, options.wait)
+    interrupts = print_submitted(submitted, options.wait)
+    if options.wait:
         failed = None
         try:
             wait_for(submitted.run, interrupts)

@@ -17,7 +17,7 @@ import click
 
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.options import option_name
-from hpc_gpt.cli.script_words import META
+from hpc_gpt.cli.script_words import SCRIPT_LINE
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.gone import gone_fault
 from hpc_gpt.core.terminal import say
@@ -69,7 +69,7 @@ def _request(values: dict[str, Any]) -> Request:
         or any(values.get(name) for name in ("row", "sweep", "smoke"))
     )
     script, name = None, values.pop("experiment")
-    if script_line := ctx.meta.get(META):
+    if script_line := ctx.meta.get(SCRIPT_LINE):
         script = ScriptRequest(*script_line)
         name, named = str(script.path), True
     return Request(

@@ -20,7 +20,7 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.secrets import hide_secrets
 
 # In click's context: (file, its arguments, sbatch's options).
-META = "hpc_gpt.script"
+SCRIPT_LINE = "hpc_gpt.script"
 
 
 class ScriptCommand(GroupedCommand):
@@ -34,7 +34,7 @@ class ScriptCommand(GroupedCommand):
         before_file = {word.partition("=")[0] for word in ours}
         left = [each for each in self.params if isinstance(each, Option) and before_file.isdisjoint(each.opts)]
         of_verb = {name: option for option in left for name in option.opts if not _may_be_scripts(option, name)}
-        ctx.meta[META] = (
+        ctx.meta[SCRIPT_LINE] = (
             path,
             tuple(_script_arguments(ctx.command_path, args, after_file, of_verb)),
             tuple(for_sbatch),

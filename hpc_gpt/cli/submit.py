@@ -77,20 +77,20 @@ def submit(
 
         request = with_axes(request, grid, max_rows)
     sizes = {"--rounds": rounds, "--steps": steps, "--top": top}
-    how, parts = SubmitOptions(dry_run, wait, now, script), list[AnsweredRun | LeftOut]()
+    options, parts = SubmitOptions(dry_run, wait, now, script), list[AnsweredRun | LeftOut]()
     try:
         with progress_as_json(as_json):
             request = replace(request, until=parse_until(until))
             if race:
                 from hpc_gpt.cli.racing import submit_race
 
-                answer = submit_race(request, sizes, how)
+                answer = submit_race(request, sizes, options)
             elif request.sweep or grid:
                 from hpc_gpt.cli.sweeping import submit_sweep
 
-                answer = submit_sweep(request, max_parallel, skip_unfit, how)
+                answer = submit_sweep(request, max_parallel, skip_unfit, options)
             else:
-                answer = submit_one(request, resume, branch, from_start, yes, how)
+                answer = submit_one(request, resume, branch, from_start, yes, options)
             for part in answer:
                 parts.append(part)  # one by one: the parts before a fault are printed, too
     finally:

@@ -59,61 +59,61 @@ def submit_one(
     branch: str | None,
     from_start: bool,
     yes: bool,
-    how: SubmitOptions,
+    options: SubmitOptions,
 ) -> Answer:
     """Submits one run, or resumes the run `resume`, or branches from `branch`; with --wait follows it to its end."""
     if resume is not None:
-        started = _resume(resume, request, from_start, how)
+        started = _resume(resume, request, from_start, options)
     elif branch is not None:
-        started = _branch(branch, request, how)
+        started = _branch(branch, request, options)
     else:
-        prepared = prepare(request, queueing=not how.dry, faster=True)
-        if not (how.dry or yes or request.names_experiment or request.sized):
+        prepared = prepare(request, queueing=not options.dry, faster=True)
+        if not (options.dry or yes or request.names_experiment or request.sized):
             _ask_first(prepared, request)
-        said = frozenset[str]() if how.dry else notes_said(prepared.resolved, logs_folder())
+        said = frozenset[str]() if options.dry else notes_said(prepared.resolved, logs_folder())
         print_lines(without_said((*prepared.notes, *prepared.faster), said))
-        if prepared.job_script is not None and prepared.job_script.array and not how.dry:
+        if prepared.job_script is not None and prepared.job_script.array and not options.dry:
             from hpc_gpt.cli.sweeping import submit_elements
 
-            yield from submit_elements(prepared, how)
+            yield from submit_elements(prepared, options)
             return
-        started = _submit(prepared, None, how, said)
+        started = _submit(prepared, None, options, said)
     yield started.part
     started.follow()
 
 
 def _submit(
-    prepared: PreparedRun, parent: Parent | None, how: SubmitOptions, said: frozenset[str] | None = None
+    prepared: PreparedRun, parent: Parent | None, options: SubmitOptions, said: frozenset[str] | None = None
 ) -> _Started:
     """Submits a new run, which resumes from `parent` if there is one. `said`: the lines of the last submission, if
     they were read."""
     logs = logs_folder()
-    _check_now(how.now, prepared.resolved)
-    if how.dry:
+    _check_now(options.now, prepared.resolved)
+    if options.dry:
         check_submission([prepared], logs, dry=True, begins=parent is None)
         from hpc_gpt.launcher.overview import overview
 
         rows, notes = overview(prepared, logs), prediction_lines(prepared, logs)
         part = would_run(prepared.resolved, prepared.prediction)
-        return _Started(part, lambda: _show(prepared.resolved, prepared.script, rows, how, notes))
+        return _Started(part, lambda: _show(prepared.resolved, prepared.script, rows, options, notes))
     said = notes_said(prepared.resolved, logs) if said is None else said
     elements = prepared.job_script.array if prepared.job_script is not None else ()
     print_lack_of_files([prepared.resolved] * max(1, len(elements)))
-    submitted = submit_run(prepared, logs, parent, how.now)
+    submitted = submit_run(prepared, logs, parent, options.now)
     print_lines(without_said(prediction_lines(prepared, logs), said))
-    return _submitted(submitted, how)
+    return _submitted(submitted, options)
 
 
-def _submitted(submitted: SubmittedRun, how: SubmitOptions) -> _Started:
+def _submitted(submitted: SubmittedRun, options: SubmitOptions) -> _Started:
     def follow() -> None:
-        interrupts = print_submitted(submitted, how.wait)
-        if how.wait:
+        interrupts = print_submitted(submitted, options.wait)
+        if options.wait:
             from hpc_gpt.launcher.watch.control import wait_for
 
             wait_for(submitted.run, interrupts)
             _print_record(submitted.run)
 
-    return _Started(answer_of(submitted, how.wait), follow)
+    return _Started(answer_of(submitted, options.wait), follow)
 
 
 def _check_now(now: bool, resolved: Resolved) -> None:
@@ -132,12 +132,12 @@ def _print_record(run: RunFolder) -> None:
     print_record(refresh_record(run))
 
 
-def _start(resumption: SameRun, how: SubmitOptions) -> _Started:
+def _start(resumption: SameRun, options: SubmitOptions) -> _Started:
     """Starts the job.sh of an existing run."""
     run, resolved = resumption.run, resumption.resolved
-    _check_now(how.now, resolved)
+    _check_now(options.now, resolved)
     text = read_text(run.job_script, errors="surrogateescape")
-    if how.dry:
+    if options.dry:
         from hpc_gpt.launcher.overview import summary_rows
 
         rows = [
@@ -145,20 +145,20 @@ def _start(resumption: SameRun, how: SubmitOptions) -> _Started:
             *summary_rows(resolved),
             ("would run", f"the run's own {from_here(run.job_script)}"),
         ]
-        return _Started(would_run(resolved), lambda: _show(resolved, text, rows, how))
-    return _submitted(resumption.start(how.now), how)
+        return _Started(would_run(resolved), lambda: _show(resolved, text, rows, options))
+    return _submitted(resumption.start(options.now), options)
 
 
 def _show(
     resolved: Resolved,
     script: str,
     rows: Sequence[tuple[str, str]],
-    how: SubmitOptions,
+    options: SubmitOptions,
     notes: Iterable[str] = (),
 ) -> None:
     """Prints the run that would be submitted, as rows or as its script with `notes`. Then prints Slurm's answer, which
     may be a refusal. Raises JobRefused."""
-    if how.script:
+    if options.script:
         click.echo(script.encode(errors="surrogateescape"), nl=False)
         print_lines((*notes, f"would run: {dict(rows)['would run']}"))
     else:
@@ -194,7 +194,7 @@ def _ask_first(prepared: PreparedRun, request: Request) -> None:
         click.get_current_context().exit(1)
 
 
-def _resume(name: str, request: Request, from_start: bool, how: SubmitOptions) -> _Started:
+def _resume(name: str, request: Request, from_start: bool, options: SubmitOptions) -> _Started:
     """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
     a new run without a checkpoint."""
     from hpc_gpt.core.runs.branches import reading
@@ -202,22 +202,22 @@ def _resume(name: str, request: Request, from_start: bool, how: SubmitOptions) -
 
     request, run = _request_for_run(request), find_run(name, logs_folder())
     # No checkpoint is removed until a job, or a note, holds it.
-    with contextlib.nullcontext() if how.dry else reading(run):
-        resumption = choose_resumption(run, request, from_start, how.dry)
+    with contextlib.nullcontext() if options.dry else reading(run):
+        resumption = choose_resumption(run, request, from_start, options.dry)
         print_lines(resumption.notes)
         if isinstance(resumption, NewRun):
-            return _submit(resumption.prepared, resumption.parent, how)
-        return _start(resumption, how)
+            return _submit(resumption.prepared, resumption.parent, options)
+        return _start(resumption, options)
 
 
-def _branch(text: str, request: Request, how: SubmitOptions) -> _Started:
+def _branch(text: str, request: Request, options: SubmitOptions) -> _Started:
     """Submits a new run from a checkpoint of the run that `text` names."""
     from hpc_gpt.launcher.branching import prepare_branch, split_branch
 
     name, step = split_branch(text)
     branch = prepare_branch(find_run(name, logs_folder()), step, _request_for_run(request))
     print_lines(branch.notes)
-    return _submit(branch.prepared, branch.parent, how)
+    return _submit(branch.prepared, branch.parent, options)
 
 
 def _request_for_run(request: Request) -> Request:

@@ -58,19 +58,19 @@ def with_axes(request: Request, texts: Sequence[str], most: int) -> Request:
     return replace(request, overrides=overrides, grid=axes)
 
 
-def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, how: SubmitOptions) -> Answer:
+def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, options: SubmitOptions) -> Answer:
     """Queues every row that can run, and prints the outcome of each; on this machine runs them all."""
-    prepared, logs = prepare_sweep(request, queueing=not how.dry, skip_unfit=skip_unfit), logs_folder()
+    prepared, logs = prepare_sweep(request, queueing=not options.dry, skip_unfit=skip_unfit), logs_folder()
     try:
-        provenance = check_submission(prepared.rows, logs, how.dry)
+        provenance = check_submission(prepared.rows, logs, options.dry)
     except RowFaults as refusal:
         prepared = prepared.without(refusal, skip_unfit)
-        provenance = check_submission(prepared.rows, logs, how.dry)
+        provenance = check_submission(prepared.rows, logs, options.dry)
     rows = prepared.rows
     yield from (LeftOut(row.name, str(row.impossible)) for row in prepared.impossible)
     yield from (LeftOut(name, str(fault)) for name, fault in prepared.unfit.items())
     is_local = rows[0].resolved.cluster.scheduler == "local"
-    if how.dry:
+    if options.dry:
         yield from (would_run(row.resolved, row.prediction) for row in rows)
         _print_rows(prepared)
         _show_sweep(rows, is_local)
@@ -89,11 +89,11 @@ def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, h
     try:
         queue_sweep(sweep, rows, max_parallel)
     except UserError:
-        yield from _queued(sweep, how.wait)
-        _print_sweep(sweep, how.wait)
+        yield from _queued(sweep, options.wait)
+        _print_sweep(sweep, options.wait)
         raise
-    yield from _queued(sweep, how.wait)
-    _follow_sweep(sweep, how.wait)
+    yield from _queued(sweep, options.wait)
+    _follow_sweep(sweep, options.wait)
     if sweep.refusals:
         queued = sum(len(job.runs) for job in sweep.jobs)
         raise JobRefused(
@@ -102,7 +102,7 @@ def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, h
         )
 
 
-def submit_elements(prepared: PreparedRun, how: SubmitOptions) -> Answer:
+def submit_elements(prepared: PreparedRun, options: SubmitOptions) -> Answer:
     """Submits a job script that is an array as one array; on this machine runs its elements one after the other."""
     is_local, rows = prepared.resolved.cluster.scheduler == "local", list[PreparedRun]()
     if is_local:
@@ -113,8 +113,8 @@ def submit_elements(prepared: PreparedRun, how: SubmitOptions) -> Answer:
     if is_local:
         yield from _run_here(sweep, rows, [str(row.resolved.row) for row in rows])
     else:
-        yield from _queued(sweep, how.wait)
-        _follow_sweep(sweep, how.wait)
+        yield from _queued(sweep, options.wait)
+        _follow_sweep(sweep, options.wait)
 
 
 def _queued(sweep: SubmittedSweep, followed: bool) -> Answer:
