@@ -224,6 +224,8 @@ def _failures(
     parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool
 ) -> tuple[list[Failure], list[Failure], list[Failure]]:
     """(all failures of the parts, the failures that may have ended the attempt, the survived ones)."""
+    if not any(part.failures or part.ends for part in parts):
+        return [], [], []
     failures: list[Failure] = []
     survived: list[Failure] = []
     open_: list[Failure] = []

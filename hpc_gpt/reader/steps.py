@@ -246,6 +246,8 @@ def steps_that_count(step: StepColumn, attempt: Places, resumed: Mapping[int, fl
     lines say: an attempt that ended before its first line also discards steps.
     """
     counts = np.ones(len(step), np.bool_)
+    if not resumed and len(step) and (attempt == attempt[0]).all():
+        return counts
     resumed = resumed or {}
     first = math.inf
     stretches: dict[int, list[slice]] = {number: [] for number in resumed}

@@ -27,12 +27,14 @@ _LATEST = 4e9  # epoch seconds, in the year 2096: later times are wrong
 
 def _has_finished(part: Part, steps: LogSteps, planned: int | None, spans: Sequence[tuple[float, float]]) -> bool:
     """Whether the program of the steps printed its totals in a part, after about all planned steps."""
+    if not part.totals:
+        return False
     is_of_steps = any(fact.dialect == steps.dialect or steps.dialect is None for fact in part.totals.values())
     main = main_steps(part)
     # The last line may be an interval before the end, an epoch is rounded, and a bar is not always drawn.
     interval = max(log_interval(main[1]), steps.interval) if main is not None else 1
     missing = planned - max(span[1] for span in spans) if planned and spans else 0
-    return bool(part.totals) and is_of_steps and missing <= max(interval, _ABOUT_ALL * (planned or 0))
+    return is_of_steps and missing <= max(interval, _ABOUT_ALL * (planned or 0))
 
 
 @dataclass(frozen=True)
@@ -175,8 +177,8 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
         first = None  # the only time of day belongs to a failure
     if last_step is not None and last_step < 1:  # only step 0, which no program counts as trained
         first_step = last_step = None
-    seconds = steps["step_s"][(steps.attempt == number) & np.isfinite(steps["step_s"])]
-    trained_s = float(seconds.sum()) * steps.interval * steps.stride
+    seconds = steps["step_s"][steps.attempt == number] if "step_s" in steps else np.zeros(0)
+    trained_s = float(seconds[np.isfinite(seconds)].sum()) * steps.interval * steps.stride
     took_s, how, end = trained_s or None, "the sum of the steps' times", None
     if first is not None and last is not None and last > first and last - first >= 0.9 * trained_s:
         took_s, how, end = last - first, "the time from the first to the last line", last

@@ -22,7 +22,7 @@ from hpc_gpt.reader.records.attempt_ends import add_ends
 from hpc_gpt.reader.records.discovery import WANDB_RUN, DiscoveredFiles, distinguishing_folders, is_general
 from hpc_gpt.reader.records.draft import Draft
 from hpc_gpt.reader.records.facts import Facts, add_measured, dialects_of, facts_of
-from hpc_gpt.reader.records.figures import figures_of, with_figures
+from hpc_gpt.reader.records.figures import Figures, figures_of, with_figures
 from hpc_gpt.reader.records.grouping import RunParts, group_logs
 from hpc_gpt.reader.records.log_steps import BARS_OF_OTHERS, LogSteps, run_steps, steps_to_show
 from hpc_gpt.reader.records.params import add_params, add_vocab
@@ -192,9 +192,9 @@ def read_foreign(run: RunParts, name: str, left_out: Mapping[str, int] | None = 
     record = _record(draft, name, dialect, arguments, parts)
     figures, flags = figures_of(record, foreign=True)
     flags += [*check_rates(record, figures, steps), *check_flops(record, figures)]
-    record = with_figures(record, figures, flags)
     if len(steps) or any(part.progress for part in parts):
-        record = replace(record, flags=[*record.flags, *_absent(record, draft)])
+        flags += _absent(record, figures, [*record.flags, *flags], draft)
+    record = with_figures(record, figures, flags)
     failures = [failure for cause in reversed(causes) for failure in cause.ordered]
     return RunRead(record, steps_to_show(steps, step_s, parts, step_tokens(draft)), failures, run.files, causes=causes)
 
@@ -332,26 +332,26 @@ _FOLLOWS_FROM: Mapping[str, tuple[str, ...]] = {
     "tflops_hardware": ("step_s", "global_batch", "seq", "gpus", "layers", "hidden", "vocab", "recompute"),
 }
 _NOT_PRINTED = dict.fromkeys(_FOLLOWS_FROM, "no line states it") | {"step_s": "no line gives the time of steps alone"}
+_INPUTS = {*_FOLLOWS_FROM}.union(*_FOLLOWS_FROM.values())
 _BY_KIND = ("tokens_per_s", "tflops_hardware")  # figures that another statement can contradict
 
 
-def _absent(record: Record, draft: Draft) -> list[Flag]:
+def _absent(record: Record, figures: Figures, flags: Sequence[str], draft: Draft) -> list[Flag]:
     """A flag for each main figure that is null: the unknown inputs, or the statement that contradicts it."""
+    known = {name: getattr(record, name) for name in _INPUTS} | {name: value for name, (value, _) in figures.items()}
+    sources = {**record.sources, **{name: source for name, (_, source) in figures.items()}}
     of_text = () if DIFFUSION in draft else ("seq", "tokens_per_s", "params", "tflops_hardware")
-    return [
-        Flag(f"{name} is null: {_why_null(record, draft, name, inputs)}", ABSENT)
-        for name, inputs in _FOLLOWS_FROM.items()
-        if getattr(record, name) is None and name in ("step_s", "global_batch", *of_text)
-    ]
-
-
-def _why_null(record: Record, draft: Draft, name: str, inputs: tuple[str, ...]) -> str:
-    inputs = ("seq",) if name == "global_batch" and draft.whole("global_batch_tokens") else inputs
-    missing = [figure for figure in inputs if getattr(record, figure) is None]
-    reasons = [f"{', '.join(missing)} not known"] if missing else []
-    source = record.sources.get("tflops_hardware" if name == "params" and not missing else name, "")
-    if source.startswith("null: "):
-        reasons.append(source.removeprefix("null: "))
-    if not reasons and name in _BY_KIND:
-        reasons += [flag for flag, kind in record.all_flags if kind in ("disagrees", "absurd")][-1:]
-    return "; ".join(reasons) or _NOT_PRINTED[name]
+    found = []
+    for name in (
+        each for each in _FOLLOWS_FROM if known[each] is None and each in ("step_s", "global_batch", *of_text)
+    ):
+        of_tokens = name == "global_batch" and draft.whole("global_batch_tokens")
+        missing = [each for each in (("seq",) if of_tokens else _FOLLOWS_FROM[name]) if known[each] is None]
+        reasons = [f"{', '.join(missing)} not known"] if missing else []
+        source = sources.get("tflops_hardware" if name == "params" and not missing else name, "")
+        if source.startswith("null: "):
+            reasons.append(source.removeprefix("null: "))
+        if not reasons and name in _BY_KIND:
+            reasons += [flag for flag in flags if getattr(flag, "kind", "") in ("disagrees", "absurd")][-1:]
+        found.append(Flag(f"{name} is null: {'; '.join(reasons) or _NOT_PRINTED[name]}", ABSENT))
+    return found

@@ -174,21 +174,22 @@ def run_steps(
             continue
         part, name, steps = chosen
         interval = log_interval(steps) if len(steps) > 1 else interval_asked or 1
-        columns = {key: steps[key].copy() for key in _TAKEN}
+        columns = {key: steps[key].copy() for key in _TAKEN if key in steps or "consumed" in steps}
         if "skipped" not in steps and "skipped_so_far" in steps:
             columns["skipped"] = np.diff(steps["skipped_so_far"], prepend=0.0).clip(min=0.0)
         if "consumed" in steps:
             _resolve(columns, batch, seq)
-        if "consumed" in steps and np.isfinite(columns["step"]).any():
+        has_number = "step" in columns and np.isfinite(columns["step"]).any()
+        if "consumed" in steps and has_number:
             interval = _most_common(np.diff(columns["step"][np.isfinite(columns["step"])])) or 1
-        elif not np.isfinite(columns["step"]).any():
+        elif not has_number:
             columns["step"], interval = _numbers(steps, interval_asked, epoch_steps)
             numbered = interval_asked is not None or interval > 1
             if pieces and _bars_go_on(attempts[number - 2], part):
                 columns["step"] += pieces[-1]["step"][-1]
         _join_unnumbered(columns, part, name, steps.line)
-        piece = replace(steps, columns=columns, attempt=np.full(len(steps), number, np.int64))
-        pieces.append(replace(piece, after_pause=after_pause(part, steps), files={number: part.file}))
+        attempt, paused = np.full(len(steps), number, np.int64), after_pause(part, steps)
+        pieces.append(replace(steps, columns=columns, attempt=attempt, after_pause=paused, files={number: part.file}))
         names[name] = names.get(name, 0) + steps.count
         intervals[interval] = intervals.get(interval, 0) + steps.count
     table = LogSteps(**vars(StepTable.joined(pieces)), numbered=numbered)
@@ -226,8 +227,8 @@ def _resolve(columns: dict[str, StepColumn], batch: int | None, seq: int | None)
 
 def _most_common(distances: StepColumn) -> int | None:
     """The most common distance of at least one step, None without any."""
-    values, counts = np.unique(distances[(distances >= 1) & (distances < 1e9)], return_counts=True)
-    return int(values[counts.argmax()]) if len(values) else None
+    counts = Counter(distances[(distances >= 1) & (distances < 1e9)].tolist())
+    return int(max(counts, key=lambda distance: (counts[distance], -distance))) if counts else None
 
 
 def _main_part(parts: Sequence[Part]) -> tuple[Part, str, StepTable] | None:
@@ -279,7 +280,7 @@ def _join_unnumbered(columns: dict[str, StepColumn], part: Part, main: str, line
         following = np.searchsorted(line, other.line)
         inside = following < len(line)
         for key in _TAKEN:
-            if key == "at" or key not in other or np.isfinite(columns[key]).any():
+            if key == "at" or key not in other or (key in columns and np.isfinite(columns[key]).any()):
                 continue
             filled = np.full(len(line), 0.0 if key in ("skipped", "nan") else np.nan)
             if key in ("skipped", "nan"):
@@ -311,7 +312,7 @@ def evaluations(steps: LogSteps, parts: Sequence[Part]) -> list[tuple[float, flo
         for step, loss, line in part.evals:
             if np.isfinite(loss) and (line < ended or not during):
                 evals.append((np.nan if step is None else step, loss, f"{part.file}:{line}"))
-    column = steps["loss_eval"]
+    column = steps.columns.get("loss_eval", np.zeros(0))
     for index in np.flatnonzero(np.isfinite(column)):
         evals.append((float(steps["step"][index]), float(column[index]), steps.place(int(index))))
     return evals

@@ -9,8 +9,9 @@ the printed one. Otherwise both stay. A flag has the product and the other figur
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -114,9 +115,13 @@ _SIZES = frozenset(name for rule in RULES for name in rule.solves) - _MEASURED -
 
 def solve(known: Known, *fields: str) -> None:
     """Adds those of the fields that follow from others, until the table gives none; without `fields` every size."""
-    rows = [(rule, name) for rule in RULES for name in rule.solves if name in (fields or _SIZES)]
-    while any(_apply(known, rule, name) for rule, name in rows):
+    while any(_apply(known, rule, name) for rule, name in _rows(fields or _SIZES)):
         pass
+
+
+@cache
+def _rows(fields: Collection[str]) -> list[tuple[Rule, str]]:
+    return [(rule, name) for rule in RULES for name in rule.solves if name in fields]
 
 
 def step_tokens(draft: Draft) -> int | None:
@@ -193,9 +198,10 @@ _OF_RATE = ("tokens_per_s", "tokens_per_s_gpu", *_BY_FORMULA, "mfu", "hfu")
 _FLOPS_ALIKE = 0.1  # programs count a norm, a head or the causal half of attention in different ways
 
 
-def peak_of(device: object) -> tuple[float, str]:
+@cache
+def peak_of(device: str | None) -> tuple[float, str]:
     """(the most TFLOP/s of a device, or of every device if it is not known; what that is)."""
-    peaks = DEVICES[str(device)].peaks.values() if device in DEVICES else ()
+    peaks = DEVICES[device].peaks.values() if device in DEVICES else ()
     every = (most for each in DEVICES.values() for most in each.peaks.values())
     return (max(peaks), f"the peak of {device}") if peaks else (max(every), "the peak of every device")
 
