@@ -7,7 +7,7 @@ from hpc_gpt.core.ends.failures import meaning
 from hpc_gpt.core.format import some
 from hpc_gpt.reader.logs import Failure, Part
 
-# The words of `causes` for the rank below torchelastic's `Root Cause`.
+# What `causes` appends to the message of the rank that torchelastic lists under `Root Cause`.
 FIRST_OBSERVED = "the first that its launcher saw fail"
 _SEQUENCE = re.compile(r"SeqNum=(\d{1,12})")
 MISSING = re.compile(r"\bRanks? (\d{1,7}(?:, ?\d{1,7}){0,63}) failed to pass monitoredBarrier")
@@ -25,7 +25,8 @@ _NODE = re.compile(r"[A-Za-z][A-Za-z0-9.-]{0,63}")
 # If more than this share of the ranks did not report, no rank is blamed.
 _FEW = 0.25
 _NCCL = re.compile(r"NCCL WARN|NET/IB|Cuda failure")
-# JAX's lines on the tasks that a barrier misses, or that have no heartbeat; then the lines that say who reports it.
+# Lines of JAX: first those that list the tasks a barrier misses, or without a heartbeat; then those that name the
+# reporter.
 _JAX_TASK = re.compile(
     r"^/job:\w+/replica:\d+/task:(\d{1,7})$|Task /job:\w+/replica:\d+/task:(\d{1,7}) heartbeat timeout"
 )
@@ -37,7 +38,7 @@ _LAUNCHER = re.compile(rf"^srun: error: |{_OWN_EXIT.pattern}")
 
 
 def rank_to_blame(timeouts: Sequence[Failure], parts: Sequence[Part]) -> tuple[int | None, str]:
-    """(the rank that the others waited for, why) for a collective that timed out; (None, "") if it is unknown.
+    """Returns (the rank that the others waited for, why) for a collective that timed out; (None, "") if it is unknown.
 
     In this order: the rank that our own watchdog, a barrier or JAX's coordinator names; the rank that reports an
     earlier collective than the others; the first of the ranks that report nothing while the others do.
@@ -144,8 +145,9 @@ def node_of_failure(
 
 
 def node_the_launcher_names(cause: Failure, echoes: Sequence[Failure]) -> tuple[str | None, str]:
-    """(the node of a cause that names neither node nor rank, what shows it): the first node that the launcher saw fail
-    after the cause, or, if the cause's class blames no node, the only node whose NCCL complains."""
+    """Finds the node of a failure that names neither node nor rank: the first node that the launcher reports after
+    it. If a failure of this class is never a node's fault, only the single node with NCCL errors counts. Returns
+    (node, evidence)."""
     for echo in sorted(echoes, key=lambda echo: (echo.place.file != cause.place.file, echo.place.line)):
         is_later = echo.place.file != cause.place.file or echo.place.line > cause.place.line
         if is_later and echo.node and echo.ended == "error" and _LAUNCHER.search(echo.message):

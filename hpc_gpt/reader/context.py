@@ -36,7 +36,7 @@ _OF_LAST_SAVE = (
 )
 _NEARLY_FULL = 80  # percent of a host's memory
 _SETUP_S = 900.0
-_SETUP_LINES = 4000  # in place of _SETUP_S if the log has no times of day
+_SETUP_LINES = 4000  # the limit in lines, in place of _SETUP_S if the log has no times of day
 OF_SETUP = "correct what the message names: the program ended before its first step, and would end so again"
 
 

@@ -17,12 +17,13 @@ _OWN_FAULT = re.compile(
     r"|(?:AttributeError|TypeError)\b(?!.{0,80}NoneType)"
     r"|RuntimeError: (?:The (?:expanded )?size of |shape |mat1 and mat2|Expected all tensors))"
 )
-# A process that never began: it was not one of the ranks that trained.
+# Failures of a process that never began: it was not one of the ranks that trained.
 NEVER_BEGAN = re.compile(
     r"^(?:[^:]{1,200}: ){1,2}(?:(?:command )?not found$|No such file or directory|Permission denied|unbound variable)"
     r"|^sbatch: error|^srun: error: Unable to create step|\bexecve\(\)|: can't open file '"
 )
-# A signal was received; among these, the messages that no launcher's signal causes when a rank dies; a rank died.
+# Three kinds of messages: a signal was received; such a message that is not of the signal which a launcher sends when a
+# rank dies; a rank died.
 _RECEIVED = re.compile(
     r"(?i)\b(?:received|caught|got|by)\b.{0,40}?"
     r"(?:\bsignal:? (?:1|2|10|12|15)\b|SIG(?:TERM|INT|HUP|USR[12]|XCPU)|death signal)|KeyboardInterrupt|^\*\*\* STEP "
@@ -86,7 +87,7 @@ def by_time(causes: Sequence[Failure], parts: Sequence[Part]) -> list[Failure]:
 
 
 def choose(causes: Sequence[Failure]) -> tuple[Failure | None, str]:
-    """(the first cause, what it is inferred from) among failures that are not echoes."""
+    """Returns (the first cause, what it is inferred from) among failures that are not echoes."""
     by_file: dict[str, list[Failure]] = {}
     for failure in causes:
         by_file.setdefault(failure.place.file, []).append(failure)

@@ -44,7 +44,7 @@ _SURE = re.compile(
     r"|Caught signal"
 )
 _RAISED = re.compile(raised(ANY_NAME))
-# After steps such a line belongs to a command beside the training.
+# After steps, a line of these belongs to a command beside the training.
 _NEVER_BEGAN = re.compile(r"[^:\[]{1,200}: (?:(?:command )?not found|No such file or directory|Permission denied)")
 # Lines that a program prints when it fails, after its traceback, and those that join two tracebacks.
 _OF_FAILURE = re.compile(
@@ -92,7 +92,7 @@ class LiveLines:
         # The planned number of steps: True, by lines of steps; False, by another line.
         self._planned: dict[bool, int] = {}
         self.spoke_at = 0  # the last line that no failure has printed
-        self.loss: float | None = None  # the last one, with or without the number of its step
+        self.loss: float | None = None  # the last loss, with or without the number of its step
         self.limit = ""  # the line in which the program says that its own time limit ends it
         self.over = ""  # the line in which it says that it ends for another reason
         self._stepped_at: int | None = None  # the last line with a step or a bar
@@ -154,7 +154,7 @@ class LiveLines:
         if not matches and not before:
             return
         failures[:] = [late.failure for late in self._late]
-        self._reader.entries.clear()  # of a line one failure is kept, and of the lines the last ones
+        self._reader.entries.clear()  # one failure a line is kept, and only those of the last lines
         self._reader.apply(self._count, line, matches)
         left = {id(failure) for failure in failures}
         dropped = [late for late in self._late if id(late.failure) not in left]

@@ -76,8 +76,8 @@ def _in_year_of(timed: float, at: float) -> float:
 
 
 def without_quotes(failures: Sequence[Failure]) -> list[Failure]:
-    """The failures of a part without exceptions that quote the traceback of another, which stands below them. The
-    quoted one has their class, advice and time if its own say less."""
+    """Drops exceptions that only quote the traceback of another, which stands below them. The quoted one takes over
+    their class, advice and time if its own say less."""
     left = list(failures)
     for outer in failures:
         if not _QUOTES.search(outer.message):
@@ -98,8 +98,8 @@ def is_specific(failure: Failure) -> bool:
 
 
 def outlived_before(open_: Sequence[Failure], survived: Sequence[Failure]) -> set[int]:
-    """The ids of failures with the text of one that the same log survived, as a restarted worker prints it again; empty
-    unless another failure ended the log."""
+    """The ids of failures whose text the log has already survived once, as a restarted worker prints it again. They
+    are not the cause if another failure ended the log; empty if none did."""
 
     def text(failure: Failure) -> tuple[str, str]:
         return failure.place.file, re.sub(r"\d", "0", failure.message[:120])

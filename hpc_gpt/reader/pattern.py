@@ -186,7 +186,7 @@ NUMBER = rf"[-+]?(?:{INT}(?:\.\d{{0,24}})?(?:[eE][-+]?\d{{1,4}})?|[nN][aA][nN]|[
 SHORT = r"[-+]?\d{1,24}(?:\.\d{1,24})?(?:[eE][-+]?\d{1,4})?[KMGBT]?"  # 11.5K, 85.8G, 1e-05
 CLOCK = r"(?:\d{1,5} days?, )?(?:\d{1,6}:)?\d{1,4}:\d{2}"  # 13:54, 9:07:58
 END = r"(?=\s*$)"
-START = r"(?<![^\s\]:>])"  # the start of a program's own text: the prefixes of launchers and loggers end so
+START = r"(?<![^\s\]:>])"  # matches where a program's own text starts: the prefixes of launchers and loggers end so
 # Like START, for texts that also occur in the middle of other programs' lines: only tags, times and labels can precede.
 # pdsh and its like put the host before a line, Ray the actor. A name with a word of training is no host's.
 _HOST = (
@@ -399,7 +399,7 @@ _LONGEST = 64
 
 
 def unit(name: str) -> tuple[str, float]:
-    """(field, factor) of a group's name."""
+    """Returns (field, factor) of a group's name."""
     return UNITS.get(name, (name, 1.0))
 
 
@@ -444,7 +444,7 @@ def _in_range(value: float, text: str) -> float | None:
 
 
 def scaled(name: str, text: str) -> tuple[str, float | str] | None:
-    """(field, value) of a group's text; None if it should be a number and is not."""
+    """Returns (field, value) of a group's text; None if it should be a number and is not."""
     key, factor = unit(name)
     if key in TEXT_FIELDS:
         return key, text.strip()

@@ -40,7 +40,7 @@ def measured_rows(file: Path) -> list[Record]:
 def _allocated(record: Record) -> str:
     if record.ended in OUT_OF_MEMORY:
         return "OOM"  # as in minGPT's table of FSDP
-    # On a CPU the host memory of the processes is another figure.
+    # Left out for ranks on a CPU: the host memory of the processes is another figure.
     on_cpu = record.dialect == DIALECT and record.tokens_per_s is not None and record.device is None
     return "no GPU" if on_cpu else show_digits(peak(record.memory_allocated_gib))
 

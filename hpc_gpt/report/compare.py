@@ -176,8 +176,7 @@ def _series_of_rows(a: RunRead, b: RunRead, of_a: Series, of_b: Series, notes: l
 
 
 def _unsure(runs: Sequence[RunRead], steady: Sequence[Values]) -> float:
-    """The difference that rounding in logs may make between two equal medians, as logarithms. Our own runs are not
-    rounded."""
+    """The log-ratio of two equal medians that rounding in logs alone could cause. Our own runs are not rounded."""
     read = [step_s for run, step_s in zip(runs, steady, strict=True) if run.folder is None and len(step_s)]
     return float(sum(math.log1p(resolution(step_s) / 2 / float(np.median(step_s))) for step_s in read))
 
@@ -294,7 +293,7 @@ def compare_losses(a: RunRead, b: RunRead) -> Losses | None:
 
 
 def _losses_that_count(run: RunRead) -> tuple[Values, Values]:
-    """(ascending steps, their losses): each step that led to the run's last state, once."""
+    """Returns (ascending steps, their losses): each step that led to the run's last state, once."""
     curve = run.steps
     counted = (np.abs(curve["loss"]) < _MOST_LOSS) & np.isfinite(curve["step"]) & curve.counts
     # If a log has a step twice, its last line counts: unique takes the first of the reversed lines.

@@ -42,7 +42,7 @@ def verdict_text(comparison: Comparison, a: str, b: str) -> str:
 
 
 def percent_text(interval: Interval) -> tuple[str, str]:
-    """(the change, its interval) in percent: with signs if no difference is shown, else without.
+    """Returns (the change, its interval) in percent: with signs if no difference is shown, else without.
 
     >>> percent_text(Interval(4.02, 3.11, 4.94)), percent_text(Interval(0.1, -0.83, 1.07))
     (('4', '3.1 to 4.9'), ('+0', '-0.8 to +1.1'))

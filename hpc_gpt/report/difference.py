@@ -65,8 +65,8 @@ class Series:
         return float(np.mean(self.blocks)) if self.shown is None else self.shown
 
     def error(self, generator: np.random.Generator) -> Values:
-        """DRAWS draws of the middle's error. If the steps spread widely, a repeat may be like any one block: then they
-        are draws of a single block's error."""
+        """DRAWS draws of the middle's error. If the steps spread widely, a repeat could look like any single block,
+        so the draws are of a block's error instead of the mean's."""
         count = len(self.blocks)
         drawn = self.blocks[generator.integers(0, count, (DRAWS, count))].mean(axis=1) - np.mean(self.blocks)
         return np.asarray(drawn * math.sqrt(count / (count - 1) * (count if self.is_wide else 1)))

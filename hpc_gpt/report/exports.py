@@ -199,7 +199,7 @@ def _digits(text: str) -> str:
 
 @np.errstate(over="ignore", invalid="ignore")
 def curve_of(run: RunRead) -> tuple[float, list[CurveRow]]:
-    """(epoch seconds of the first step, else of the start; the rows of an ExportedRun)."""
+    """Returns (epoch seconds of the first step, else of the start; the rows of an ExportedRun)."""
     steps, record = run.steps, run.record
     step_s = np.where(steps["step_s"] > 0, steps["step_s"], np.nan)
     columns = {tag: steps[tag] for tag in _CURVES}

@@ -13,7 +13,7 @@ _LONGEST_LINE = 200
 
 
 def lines_around(path: Path, line: int) -> list[tuple[int, str]]:
-    """(number, text) of the lines around a line of a log; none if the log cannot be read again."""
+    """Returns (number, text) of the lines around a line of a log; none if the log cannot be read again."""
     shown = range(line - BEFORE, line + AFTER + 1)
     lines_shown: list[tuple[int, str]] = []
     for first, lines in _blocks(path, shown.start):
@@ -24,7 +24,7 @@ def lines_around(path: Path, line: int) -> list[tuple[int, str]]:
 
 
 def last_lines(path: Path) -> list[tuple[int, str]]:
-    """(number, text) of the last lines of a log that are not empty."""
+    """Returns (number, text) of the last lines of a log that are not empty."""
     last: deque[tuple[int, bytes]] = deque(maxlen=BEFORE)
     for first, lines in _blocks(path, 1):
         skipped = max(0, len(lines) - 4 * BEFORE)
@@ -33,7 +33,7 @@ def last_lines(path: Path) -> list[tuple[int, str]]:
 
 
 def _blocks(path: Path, first: int) -> Iterator[tuple[int, list[bytes]]]:
-    """(number of the first line, lines) of every block of a log that ends at line `first` or later."""
+    """Yields (number of the first line, lines) of every block of a log that ends at line `first` or later."""
     with Source(path) as source:
         if source.is_stdin:
             return

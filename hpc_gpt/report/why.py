@@ -62,8 +62,8 @@ class AttemptWhy:
     ended: str
     text: str | None
     cause: Cause
-    note: str | None = None  # a doubt about an attempt that is done
-    pause_s: float | None = None  # before it, if it is a restart inside its job
+    note: str | None = None  # what may be wrong with an attempt that is done
+    pause_s: float | None = None  # the pause before it, if it is a restart inside its job
 
     @property
     def failure(self) -> Failure | None:
@@ -289,7 +289,8 @@ def _left_out_of_copy(run: RunFolder, texts: Sequence[str]) -> str:
 
 
 def followed(echoes: Sequence[Failure]) -> list[tuple[str, int]]:
-    """(message, count) of the consequences, the most frequent first; messages that differ only in numbers are one."""
+    """Returns (message, count) of the consequences, the most frequent first; messages that differ only in numbers are
+    one."""
     shapes = ("".join("#" if letter.isdigit() else letter for letter in failure.message[:120]) for failure in echoes)
     return Counter(map(one_line, shapes)).most_common(_MOST_LISTED)
 
@@ -337,8 +338,8 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
 
 
 def _own_part(parts: Sequence[Part], path: Path, attempt: Attempt, first: int, ended: str | None) -> list[Part]:
-    """The parts of Slurm's own output of a job that belong to one attempt: the output has every start of the job.
-    `first`: the number of the first attempt of its start.
+    """The parts of Slurm's own output of a job that belong to one attempt: Slurm's output holds all starts of the job.
+    `first`: the first attempt of the start that is wanted.
 
     A requeue message is not a cause if the attempt ended otherwise: its own script asked for the requeue.
     """
@@ -359,8 +360,8 @@ def _own_part(parts: Sequence[Part], path: Path, attempt: Attempt, first: int, e
 
 
 def _span(path: Path, number: int, last: int) -> tuple[int, int]:
-    """(first line, line after the last) of the attempts `number` to `last`, which are one start of a job, in Slurm's
-    own output of that job; an empty range if not there."""
+    """Returns (first line, line after the last) of the attempts `number` to `last`, which are one start of a job, in
+    Slurm's own output of that job; an empty range if not there."""
     begins: dict[int, int] = {}
     with contextlib.suppress(OSError), io.TextIOWrapper(open_regular(path), "utf-8", "replace") as file:
         for line, text in enumerate(iter(lambda: file.readline(_LONGEST), ""), 1):

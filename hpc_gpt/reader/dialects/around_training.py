@@ -123,7 +123,7 @@ DIALECTS = (
     # Texts by which programs say that they have ended: a table by program, then a general rule. They count only after
     # the last line of steps: many programs print such lines, some about an epoch or an evaluation.
     Dialect("program_ends", patterns=(
-        # torchrun's and Ray's, about any program that they started
+        # torchrun and Ray print these about any program that they started
         Pattern("end", r"\] worker group successfully finished", ended="done"),
         Pattern("end", r"\bJob '\w{1,80}' succeeded\s*$", ended="done"),
         *(Pattern("end", rf"(?<!\w){text}{after}", literal=text, ended=ended, weak=True) for text, after, ended in _ENDS),
@@ -200,7 +200,7 @@ DIALECTS = (
             r"(?P<words>hang: no rank made a step for \d{1,9} s(?:; ranks? (?P<rank>\d{1,7})[-\d, .()]{0,120}"
             r" on (?P<node>[A-Za-z][\w.-]{0,80}))?.{0,300})"),
         failure("hang", "ang detected", r"(?P<words>\b[Hh]ang detected\b.{0,200})"),
-        # submitit's, at its signal and after it; a time limit before a requeue ends only an attempt
+        # submitit prints these at its signal and after it; a time limit before a requeue ends only an attempt
         failure("preempted", "this job is preempted",
             r"(?P<words>Caught signal \S{1,20} on \S{1,80}: this job is preempted.{0,60})"),
         echo("walltime", "this job is timed-out",

@@ -13,7 +13,8 @@ _HARMLESS = (
 
 # NCCL's messages about a network card, after `NCCL WARN` or as the last error of an exception.
 _IB = r"NET/IB ?:? ?(?:\S{1,40}:\d{1,4} )?(?:Got (?:completion|async|fatal|error)|async fatal)"
-# 12: the peer did not acknowledge, 13: it was not ready; then the events that a card reports about itself.
+# Codes of a network card: 12, the peer did not acknowledge; 13, it was not ready. Then the events that a card reports
+# about itself.
 _LINK_FAULT = (
     r"(?:status|error)[= ](?:\w{0,40}\()?1[23]\b|RETRY_EXC_ERR|port error|catastrophic|fatal event|(?<!non-)fatal async"
     r"|fatal error"

@@ -25,8 +25,8 @@ _OTHER_LOSS = "".join(
 _ANY_LOSS = rf"(?=[tcl])(?<![./]){_OTHER_LOSS}(?<![a-z])(?:train(?:ing)?[_ /-])?c?loss{IS}"
 LOSS = rf"{_ANY_LOSS}(?P<loss>{_DECIMAL}|(?!\d{{1,3}},\d{{3}}\b(?!\.)){NUMBER}){AFTER}(?! ?(?:bp|bits?\b))"
 _BITS = rf"{_ANY_LOSS}(?P<loss_bits>{NUMBER}) ?(?:bpc|bits)\b"
-# The number of a step, after the number of its epoch: `Epoch [1/5], Step [100/600]`, `Epoch: [0][100/600]`.
-# A search for a few first letters is fast; the lookbehinds after them check which letter it was.
+# Matches the number of a step after that of its epoch: `Epoch [1/5], Step [100/600]`, `Epoch: [0][100/600]`. It starts
+# with a character class, because re searches for that fast; the lookbehinds then check the word.
 _FIRST, _WORD = r"[EeGgSsIiBb](?<![\w./-].)", r"(?<![\w./-])"
 _EPOCH = r"(?<=e)poch:? {0,4}[\[(]? {0,4}(?P<epoch>\d{1,6})(?: ?/ ?\d{1,6})?[\])]?"
 _OF = (
@@ -171,7 +171,7 @@ DIALECT = Dialect(
             for literal in ("COMPUTE_DTYPE", "compute_dtype", "ompute dtype")
         ),
         Pattern("fact", START + rf"Model [pP]aram(?:eter)?s: (?P<params>{SHORT})" + END, literal="Model ", weak=True),
-        # Without a word before it that tells which of them: `Trainable parameters:` counts others.
+        # No word may come before it: `Trainable parameters:` counts others.
         Pattern(
             "fact",
             rf"{START}(?<![A-Za-z] )(?:[Tt]otal |[Nn]umber of )?[Pp]arameters: (?P<params>\d{{1,3}}(?:,\d{{3}}){{2,4}}){END}",

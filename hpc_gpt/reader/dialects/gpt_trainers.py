@@ -134,7 +134,8 @@ DIALECTS = (
         _composer("lr-DecoupledAdamW/group0", "lr", NUMBER),
         _composer("memory/peak_allocated_mem", "memory_allocated_gb", kind="memory"),
         _composer("memory/peak_reserved_mem", "memory_reserved_gb", kind="memory"),
-        # Before September 2023: reserved now, which is the peak as long as the allocator gives nothing back.
+        # Before September 2023 Composer printed current, not peak, memory. They are equal unless the allocator frees
+        # memory.
         _composer("memory/reserved_mem", "memory_reserved_gb", kind="memory"),
         _composer("trainer/device_train_microbatch_size", "micro_batch", r"\d{1,9}", kind="fact"),
         Pattern("eval", rf"\bEval metrics/\S{{1,80}}/LanguageCrossEntropy: (?P<loss_eval>{_FLOAT})" + END),

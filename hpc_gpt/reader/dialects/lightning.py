@@ -45,7 +45,7 @@ DIALECT = Dialect(
             _FIRST + rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[(?P<elapsed_s>{CLOCK})<{_NOT_NEMO}[^\]\n]{{0,3000}}\]",
             literal="v_num=",
         ),
-        # A cut bar, without `]`. A figure with a comma after it is whole.
+        # A bar that the terminal cut has no `]`; then only figures that a comma follows are complete.
         Pattern(
             "step",
             rf"{_EPOCH}{_BATCH}\d{{1,12}} \[{CLOCK}<(?![^\n]{{0,3000}}\])[^\n]{{0,3000}}?[, ](?:train[_/])?loss(?:_step)?=(?P<loss>{NUMBER})(?:\.0)?,",

@@ -14,7 +14,7 @@ _TOTAL = re.compile(rf"{_SIZE} total capacity|total capaci?ty of {_SIZE}")
 _FREE = re.compile(rf"{_SIZE} (?:is )?free\b")
 _OWN = re.compile(rf"this process has {_SIZE}")
 _ALLOCATOR = re.compile(rf"{_SIZE} is allocated by PyTorch|{_SIZE} is reserved by PyTorch|{_SIZE} reserved in total")
-_SHARE = 0.2  # of a GPU's memory; less may be NCCL's and the context's
+_SHARE = 0.2  # share of a GPU's memory; less may be that of NCCL and the context
 
 
 def held_by_others(message: str) -> str:
@@ -46,7 +46,7 @@ _TO = rf"(?: from {INT})?(?: to:?| ?[-=]>) "
 DIALECT = Dialect(
     name="memory_exhausted",
     patterns=(
-        # Ray's, of the host; its next line has the node's address
+        # Ray: the host ran out of memory. The next line names the node.
         failure("host_memory", "running low on memory", raised("OutOfMemoryError", "node running low on memory")),
         failure("host_memory", "NODE_OUT_OF_MEMORY", r"(?P<words>(?:\b\w{1,20}:? ){0,6}NODE_OUT_OF_MEMORY\b.{0,200})"),
         failure("host_memory", "Memory on the node (IP: ",

@@ -12,7 +12,7 @@ DIALECT = Dialect(
     patterns=(
         Pattern("traceback", r"Traceback \(most recent call last\)", weak=True),
         Pattern("traceback", r"(?:During handling of|The) (?:the )?above exception", weak=True),
-        # The exception below it, which causes.py leaves out, ended nothing, or only its thread.
+        # Lines after which the next exception ended nothing, or only its thread; causes.py leaves it out.
         *(
             echo("error", literal, rf"{EXCEPTION_START}(?P<words>{literal}.{{0,200}})")
             for literal in ("Exception ignored ", "Exception in thread ", "Error in atexit")
@@ -55,7 +55,7 @@ DIALECT = Dialect(
                 "No code object available for ",
             )
         ),
-        # a start that may be repeated at once
+        # the start is retried without a pause
         failure("port_taken", "rror", raised(ANY_NAME, r"\bEADDRINUSE\b|[Aa]ddress already in use")),
         # data
         failure("data", "rror", raised(ANY_NAME,

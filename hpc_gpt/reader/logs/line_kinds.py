@@ -36,7 +36,7 @@ _MOST_KINDS = 20_000
 _OFTEN = 3  # lines of a format that are read one by one before their kind is made
 _LONGEST = 4_000  # bytes of a line in the table
 _OF_MANY = ("step", "progress", "timers", "more")  # kinds of patterns whose lines are read many at once
-# Fields of "more" that only the first line of a step with them gives, and that no other count includes.
+# Fields of "more" lines that only the first such line of a step gives, and that no other count includes.
 _OF_MORE = {*STEP_FIELDS, *MEMORY_FIELDS} - {"step", "skipped", "nan", "expert_load", "at"}
 RANK, TIME = "rank", "time of day"  # columns beside the fields of a pattern
 
@@ -365,7 +365,7 @@ class LineBlock:
         return [self.table.kind(number) for number in np.flatnonzero(np.bincount(self.kinds[lines])).tolist()]
 
     def by_kind(self, lines: Places) -> list[tuple[LineKind, Places]]:
-        """(kind, the places in `lines` of its lines) for each kind of the lines."""
+        """Returns (kind, the places in `lines` of its lines) for each kind of the lines."""
         if not len(lines):
             return []
         kinds = self.kinds[lines].astype(np.int16)  # numpy sorts this type without comparisons

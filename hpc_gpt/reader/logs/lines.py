@@ -36,14 +36,14 @@ from hpc_gpt.reader.logs.step_rows import StepRows, sound_step
 from hpc_gpt.reader.logs.tracebacks import NO_MESSAGE, node_of_label, patterns_of
 from hpc_gpt.reader.pattern import STEP_FACTS, STEP_FIELDS, scaled
 
-_LAST_FAILURES = 50  # of a part, among which Slurm's message about its end is
+_LAST_FAILURES = 50  # so many of a part's last failures are kept: Slurm's message about its end is among them
 
 
 class LineReader(GrowingParts):
     """Takes the lines of one log in order and makes its parts."""
 
     def look(self, piece: str) -> tuple[str, list[RuleMatch]]:
-        """(the text of a line, or of a piece of one, cut to LONGEST_LINE; its matches)."""
+        """Returns (the text of a line, or of a piece of one, cut to LONGEST_LINE; its matches)."""
         if len(piece) > LONGEST_LINE:
             self.leave_out("lines over 64,000 characters, cut")
             piece = piece[:LONGEST_LINE]
@@ -226,7 +226,8 @@ class LineReader(GrowingParts):
         self.parts[-1].started = True
 
     def _begin(self, number: int, rule: DialectPattern) -> None:
-        """Takes a banner that a program prints after its settings: each node prints one, or another training begins."""
+        """Handles a start banner that a program prints after its settings: either another node's copy, or a new
+        training."""
         if rule.dialect.last_resort:
             self.banner = number
             return

@@ -25,14 +25,14 @@ LONGEST_TEXT = 1000  # characters of a value
 # A program prints few steps, facts or failures on a line. The search for one pattern stops after this many matches, or
 # goes on as long as the text that it looks at is short compared with the line: that bounds the time of a line.
 MOST_MATCHES = 4
-_MOST_LOOKED_AT = 6  # characters looked at per character of a line
-_LEAST_LOOKED_AT = 2000  # characters counted per match, as reading a match takes time, too
+_MOST_LOOKED_AT = 6  # the most characters that a search may look at, per character of the line
+_LEAST_LOOKED_AT = 2000  # each match counts as so many characters, as reading it takes time, too
 _REACH = re.compile(r"\{\d*,(\d{3,})\}")  # the reach of a piece of a regex
 _MOST_ARGUMENTS = 400  # of one pattern
-_SHORT = 200  # characters; a shorter line has few places that begin like a match
+_SHORT = 200  # a line with fewer characters has few places that begin like a match
 _BEGIN = 3  # first characters of a literal, by which it is looked up in one line
-# A digit, or a range of digits, that a regex asks for, beside what only looks like one; an assertion that something is
-# not there.
+# Finds the digits, or ranges of digits, that a regex asks for, and leaves out what only looks like one; and the
+# assertions that something is not there.
 _ASKED = re.compile(r"(\\.|\{[\d,]+\}|\(\?P<\w+>|0-9)|\d-\d|\d")
 _NOT_THERE = re.compile(r"\(\?<?!(?:[^()\\]|\\.|\((?:[^()\\]|\\.)*\))*\)")
 # The mark at the end of a line that a program, or the width of a terminal, cut.
@@ -194,7 +194,7 @@ def _is_mention(line: str, match: re.Match[str], rule: DialectPattern) -> bool:
 
 
 def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, tuple[int, int]]:
-    """(start, end) of each group that matched and of each key's value after the match, by name.
+    """Returns (start, end) of each group that matched and of each key's value after the match, by name.
 
     A value that touches the mark of a cut at the line's end, as in `loss=2.3…` or `loss=2.3...`, is left out.
     """
@@ -311,7 +311,7 @@ def node_of(line: str) -> str | None:
 
 
 def rank_span(line: str) -> tuple[int, int] | None:
-    """(start, end) of the rank in a line's label, None without one."""
+    """Returns (start, end) of the rank in a line's label, None without one."""
     match = _RANK.match(line)
     return next((match.span(index) for index in range(1, 8) if match[index] is not None), None) if match else None
 
@@ -351,7 +351,7 @@ def time_of_failure(line: str) -> float | None:
 
 
 def time_spans(line: str) -> dict[str, tuple[int, int]] | None:
-    """(start, end) of each number of the first time of day: _OF_A_MOMENT, and `part` of a second if printed."""
+    """Returns (start, end) of each number of the first time of day: _OF_A_MOMENT, and `part` of a second if printed."""
     match = _AT.search(line)
     if match is None:
         return None

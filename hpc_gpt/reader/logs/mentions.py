@@ -47,6 +47,7 @@ def only_mentions(line: str, literal: str, start: int) -> bool:
 
 @lru_cache(maxsize=4)
 def _of_line(line: str) -> tuple[list[tuple[int, int]], float]:
-    """(spans of templates, end of the first words that report); cached, as a long line may have very many matches."""
+    """Returns (spans of templates, end of the first words that report); cached, as a long line may have very many
+    matches."""
     reports = _REPORTS.search(line)
     return [template.span() for template in _TEMPLATE.finditer(line)], reports.end() if reports else math.inf

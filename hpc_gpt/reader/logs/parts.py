@@ -28,11 +28,11 @@ _MOST = {
     "ranks' parameters": (20_000, 100_000),
     "timers": (1000, 20_000),
 }
-MOST_WORDS = 700  # characters of a failure: messages about memory end with the share of other processes
+MOST_WORDS = 700  # characters of a failure that are kept: a message about memory ends with the share of other processes
 LONGEST_LINE = 64_000  # characters of a line that are searched
 MOST_GIB = 1e6  # no GPU has more memory
 ALL_TIMERS = 1024  # the first lines of timers of a part, which are all added up
-SOME_TIMERS = 1024  # of the later lines, one in so many is added up
+SOME_TIMERS = 1024  # after these, one line in so many is added up
 TOO_MANY_PARTS = f"lines of steps after {MOST_PARTS} restarts"
 MOST_RANKS = 100_000
 JOB_OVER = "*** JOB "  # slurmstepd's message about the end of a whole job
@@ -52,7 +52,7 @@ class GrowingParts:
         self.parts = [Part(file)]
         self.rows: list[dict[str, StepRows]] = [{}]  # per part, by dialect
         self.tracebacks = Tracebacks()
-        # How near the file is to its bounds.
+        # Counts that show how near the file is to its bounds.
         self.full = False  # MOST_PARTS is reached: no more lines of steps are read
         self.most_rows = _MOST_ROWS  # rows per dialect and part
         self.kept_rows = 0  # rows kept of the file

@@ -34,7 +34,7 @@ class StepRows:
     has_loss: bool = False
     no_loss: float | None = None  # the figure that may stand for a missing loss
     closed: int = -1  # the index of the last line that is in the columns or was skipped
-    shapes: set[str] = field(default_factory=set)  # of lines of an unknown program, until two are alike
+    shapes: set[str] = field(default_factory=set)  # the shapes of an unknown program's lines, until two are alike
     alike: bool = False
     blocks: list[StepTable] = field(default_factory=list)
     _pending: list[tuple[int, dict[str, float]]] = field(default_factory=list)
@@ -207,7 +207,7 @@ def sound_columns(columns: Mapping[str, StepColumn], left_out: dict[str, int]) -
             reason = f"impossible figures of {name}"
             left_out[reason] = left_out.get(reason, 0) + count
         away = wrong | infinite
-        if name in NEVER_ZERO:  # some programs also print a loss that they do not train with: it is 0
+        if name in NEVER_ZERO:  # 0 may be a loss that the program prints but does not train with
             away = away | (column == 0)
         sound[name] = np.where(away, np.nan, column) if away.any() else column
     return sound

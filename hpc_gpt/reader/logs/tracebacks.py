@@ -103,7 +103,7 @@ class Tracebacks:
         return indent is not None and len(text) - len(text.lstrip()) > indent
 
     def take(self, number: int, line: str, failed: bool) -> tuple[int, str] | None:
-        """(number of its first line, text) of the exception that this line ends, None if it ends none.
+        """Returns (number of its first line, text) of the exception that this line ends, None if it ends none.
 
         `failed`: a pattern already took the line for a failure.
         """
@@ -144,7 +144,7 @@ class Tracebacks:
         return f"{message} at `{self._source[:200]}`" if self._source and _ALONE.match(message) else message
 
     def _split(self, line: str) -> tuple[str, str]:
-        """(the label of an open traceback at the begin of a line, without times of day; the text after it)."""
+        """Returns (the label of an open traceback at the begin of a line, without times of day; the text after it)."""
         text = _TIME.sub("", line)
         bare = text.lstrip()
         label = max((begun for begun in self._open if bare.startswith(begun)), key=len, default="")

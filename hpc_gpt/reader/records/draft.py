@@ -23,7 +23,7 @@ class Draft:
         return self.values.get(name) is not None
 
     def get(self, name: str) -> Any:
-        """The value, None if it is not known."""
+        """The value of a field; None if it is not known."""
         return self.values.get(name)
 
     def whole(self, name: str) -> int | None:

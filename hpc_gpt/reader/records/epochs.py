@@ -25,7 +25,7 @@ def settle_epochs(part: Part) -> None:
     lines = part.steps.pop(EPOCHS, None)
     if lines is None or has_steps(_without_bars(part)) or (numbers := _epochs_of(lines, part)) is None:
         return
-    last = np.append(np.diff(numbers) != 0, True)  # of an epoch that has several lines the last one counts
+    last = np.append(np.diff(numbers) != 0, True)  # if an epoch has several lines, the last one counts
     table = lines.take(last)
     table.columns = {**table.columns, "step": numbers[last]}
     bars = [(line, step) for step, _, line in part.progress]

@@ -20,7 +20,7 @@ _EVERY = "(6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B"
 _TABLES = 0.05  # share of GPT-2's parameters that are looked up or added: positions, biases, norms
 _RECOMPUTE: dict[str, Recompute] = {"none": "none", "selective": "selective", "full": "full"}
 
-_HEAVY = 1.15  # times the median: a higher mean shows periodic heavy steps, such as an optimizer's refresh
+_HEAVY = 1.15  # a mean above this many times the median shows periodic heavy steps, such as an optimizer's refresh
 _FEW = 20
 _BY_MEAN = "global_batch x seq / step_s_mean"
 
@@ -39,7 +39,7 @@ def with_figures(record: Record, figures: Figures, flags: Sequence[str]) -> Reco
 
 
 def figures_of(record: Record, foreign: bool = False) -> tuple[Figures, list[str]]:
-    """(the figures that follow from the sizes and `step_s` of a record, flags).
+    """Returns (the figures that follow from the sizes and `step_s` of a record, flags).
 
     If some steps are heavy, the rates of a `foreign` log follow the mean step, as the median leaves out part of the
     work.
@@ -87,7 +87,7 @@ def _memory_by_formula(record: Record) -> Figures:
     bytes_each = 4 if record.dtype == "fp32" else 2
     figure = memory_seed003_gib(
         params=params / (tp * pp),
-        batch=batch / (record.cp or 1),  # in whole samples: each rank has 1 / cp of every activation
+        batch=batch / (record.cp or 1),  # counted in whole samples: each rank has 1 / cp of every activation
         seq=seq,
         layers=layers / pp,
         hidden=hidden / tp,
@@ -148,7 +148,7 @@ def _multiplied(record: Record, params: float, weights: float | None) -> float |
 
 
 def _active(record: Record) -> tuple[float | None, float | None, float | None]:
-    """(parameters, weights of a layer, width of attention) that multiply a token; None for each unknown one.
+    """Returns (parameters, weights of a layer, width of attention) that multiply a token; None for each unknown one.
 
     The record of another program's log has them in `settings.active`; the record of our run has its shape in
     `settings.model`. Without either the layers are GPT-2's.
@@ -208,7 +208,7 @@ def _window(record: Record) -> str:
 
 
 def _shares(record: Record, flops: Figures) -> tuple[Figures, list[str]]:
-    """(mfu and hfu by the peak of the device, flags if they are null)."""
+    """Returns (mfu and hfu by the peak of the device, flags if they are null)."""
     names = {"mfu": ("tflops_model", mfu), "hfu": ("tflops_hardware", hfu)}
     if record.device is None:
         return {name: (getattr(record, name), "null: no device is named") for name in names}, []

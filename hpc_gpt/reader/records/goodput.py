@@ -24,9 +24,9 @@ PARTS = ("steps", "start", "compile", "preflight", "saves", "evaluation", "lost"
 def add_gpu_hours(
     draft: Draft, resolved: Resolved, attempts: list[AttemptRead], steps: StepTable, tables: list[dict[str, Any]]
 ) -> None:
-    """Adds GPUs x hours over all attempts, each from its start to its end, or to its last sign of life, and on to the
-    restart inside its job, and the parts that this time went into, in all and in each of `tables`; only the shares of
-    the parts for ranks on CPUs."""
+    """Adds the GPU-hours of the run and of each attempt (`tables`), split into PARTS. An attempt lasts from its
+    start to its end, or to its last sign of life, plus the wait for a restart inside its job. Ranks on CPUs have
+    only the shares of the parts."""
     if resolved.asked_gpus is None:
         return
     has_saves = engine_named(resolved.engine.name).writes_metrics

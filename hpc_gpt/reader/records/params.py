@@ -42,7 +42,7 @@ _OFF = ("", "none", "null", "false", "0", "0.0", "standard")
 
 
 def shape_of(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelShape | None, str]:
-    """(the model's shape, "") if it is known, else (None, why not). Its vocabulary is the embedding's rows."""
+    """Returns (the model's shape, "") if it is known, else (None, why not). Its vocabulary is the embedding's rows."""
     sizes = [draft.whole(name) for name in ("hidden", "layers", "heads", "vocab")]
     if any(size is None for size in sizes):
         return None, "the shape is not known"
@@ -59,7 +59,7 @@ def shape_of(draft: Draft, arguments: Mapping[str, str]) -> tuple[ModelShape | N
     no_bias = is_on(arguments, "disable_bias_linear") or arguments.get("add_bias_linear", "").strip() == "False"
     engine = draft.get("engine")
     facts = engines().get(engine)
-    # GPT-2 unless the arguments say otherwise, as in programs like our engines that pad its vocabulary.
+    # Taken for GPT-2 unless the arguments say otherwise: programs like our engines pad its vocabulary.
     like_gpt2 = engine == "gpt-neox" or (facts is not None and facts.pads_vocabulary)
     if engine == "hf" or (facts is not None and facts.any_model):
         # A Trainer trains any model; only GPT-2's configuration names its width n_embd.

@@ -46,7 +46,7 @@ def add_rates(known: Known, steps: LogSteps) -> None:
 
 
 def _printed(facts: Facts, steps: LogSteps, column: str) -> tuple[float, str] | None:
-    """(the median of the program's own figures, where they are); None without any."""
+    """Returns (the median of the program's own figures, where they are); None without any."""
     if column in steps and (usable := np.isfinite(steps[column]) & (steps[column] > 0) & steps.counts).any():
         lines = np.flatnonzero(usable & steps.steady if (usable & steps.steady).any() else usable)
         source = f"median of the program's own figures in {len(lines)} lines from {steps.place(int(lines[0]))}"

@@ -38,18 +38,18 @@ from hpc_gpt.reader.steps import (
 _COARSE_S = 10.0
 _EXACT_S = 20.0
 _ROUGH_S = 5.0  # the program's own clock may cover less, in its first minute
-_ENOUGH_BARS = 5  # that show a step time better than a total, if each is a sample by itself
+_ENOUGH_BARS = 5  # so many bars show a step time better than a total, if each is a sample by itself
 _AT_ONCE = 0.1  # share of lines that may have the time of the line before, if times have fractions of a second
 _LEAST_S = 20.0  # a time of bars of so many whole seconds is exact to 5 %
 _MOST_S = 120.0  # a longer window includes more saves, which the log does not show
 _FEW_WINDOWS = 3.0
-_WINDOWS = 6.0  # windows that fit into a run, if it is long enough
+_WINDOWS = 6.0  # so many windows fit into a run that is long enough
 _TRAINERS = "hf_trainer"
 _RATES = ("tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu")
 _LEAST = 5  # lines that show that a rate grows
-_GROWN = 3.0  # times the first figure: a rate that grows with the step by less may be a slow start
-_STRAIGHT = 0.995  # correlation of the step with what only grows with it
-_ALIKE = 0.05  # difference to the step time of the bars if a runtime holds only steps
+_GROWN = 3.0  # a rate that grows to less than this many times its first figure may be a slow start
+_STRAIGHT = 0.995  # from this correlation with the step on, a figure only grows with it
+_ALIKE = 0.05  # the largest difference to the step time of the bars if a runtime holds only steps
 _MOST = 10**18  # seconds, steps or samples of a run
 
 
@@ -101,7 +101,7 @@ def _drop_growing_rates(draft: Draft, steps: LogSteps) -> None:
 
 
 def _seconds(draft: Draft, steps: LogSteps) -> tuple[StepColumn, str]:
-    """(seconds per step of each line, how they were found: "" if the program prints them)."""
+    """Returns (seconds per step of each line, how they were found: "" if the program prints them)."""
     if "step_s" in steps:
         return steps["step_s"], ""
     batch, gpus = draft.whole("global_batch"), draft.whole("gpus")
@@ -127,7 +127,7 @@ def _seconds(draft: Draft, steps: LogSteps) -> tuple[StepColumn, str]:
 
 
 def _differences(steps: LogSteps, clock: StepColumn, least_s: float) -> tuple[StepColumn, str]:
-    """(seconds per step since an earlier line of the same attempt, NaN without one; a note on them).
+    """Returns (seconds per step since an earlier line of the same attempt, NaN without one; a note on them).
 
     The earlier line is the previous one. If the clock has only whole seconds and the lines are too close for that, it
     is the line a tenth of all lines earlier, or the first line if all take at least `least_s`.
@@ -165,7 +165,8 @@ def _of_another_batch(draft: Draft, steps: LogSteps, facts: Facts) -> Mask:
 
 def _over(steps: LogSteps, clock: StepColumn, reach: int) -> StepColumn:
     seconds = np.full(len(steps), np.nan)
-    rows = np.flatnonzero(np.isfinite(clock))  # lines of another program between them may have no clock
+    # The rows that have a time of day; lines of another program between them may have none.
+    rows = np.flatnonzero(np.isfinite(clock))
     if len(rows) > reach:
         lines, before = rows[reach:], rows[:-reach]
         steps_apart = steps["step"][lines] - steps["step"][before]
@@ -177,7 +178,7 @@ def _over(steps: LogSteps, clock: StepColumn, reach: int) -> StepColumn:
 
 
 def _apart(draft: Draft, steps: LogSteps, step_s: StepColumn) -> tuple[Mask, str]:
-    """(mask of the lines to set apart, the pauses in the arguments if the log has no lines of pauses)."""
+    """Returns (mask of the lines to set apart, the pauses in the arguments if the log has no lines of pauses)."""
     set_apart = steps.after_pause | steps.nan
     for name in ("skipped", "nan"):
         set_apart = set_apart | (steps[name] > 0) if name in steps else set_apart
@@ -262,8 +263,8 @@ def _add_untimed(known: Known, steps: LogSteps, parts: Sequence[Part]) -> None:
 
 
 def timed_bars(parts: Sequence[Part]) -> tuple[StepTable, StepColumn, str] | None:
-    """(the bars of steps, seconds per step over a window before each bar, how they were found); None if the bars do not
-    show a step time."""
+    """Returns (the bars of steps, seconds per step over a window before each bar, how they were found); None if the
+    bars do not show a step time."""
     pieces = [piece for number, part in enumerate(parts, 1) if (piece := _bars_of(part, number)) is not None]
     if not pieces:
         return None
@@ -367,7 +368,7 @@ def _add_from_total(known: Known, steps: LogSteps, parts: Sequence[Part], by_bar
 
 
 def _steps_of(draft: Draft, steps: LogSteps, part: Part) -> tuple[float, str]:
-    """(number of steps in a part's runtime, its source), by statements of the log; (0, "") without any."""
+    """Returns (number of steps in a part's runtime, its source), by statements of the log; (0, "") without any."""
     bars = [step for step, _, _ in part.progress]
     last = float(np.nanmax(steps["step"])) if "step" in steps else 0.0
     begun = draft.get("resumed_step") or 0

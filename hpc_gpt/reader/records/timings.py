@@ -98,7 +98,7 @@ def _start_s(attempts: list[AttemptRead]) -> float | None:
             resumed = bool(read.trainer.get("resumed_step"))
             made = max(
                 1.0, float(steps["step"][0]) - read.first_step + 1
-            )  # a line of another program covers several steps
+            )  # if a line of another program covers several steps
             starts[resumed].append(max(0.0, float(steps["at"][0]) - read.start_s - made * usual_s))
     seconds = starts[True] or starts[False]
     return float(np.median(seconds)) if seconds else None

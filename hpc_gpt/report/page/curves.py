@@ -77,7 +77,7 @@ def drawable(steps: StepTable) -> StepTable:
 
 
 def attempt_starts(run: RunRead, steps: StepTable) -> list[tuple[int, str]]:
-    """(index of the first line, "attempt 2 after node failure: …") of every attempt after the first."""
+    """Returns (index of the first line, "attempt 2 after node failure: …") of every attempt after the first."""
     ends = {attempt.get("attempt"): attempt for attempt in run.record.attempts or ()}
     starts = []
     for at in (np.flatnonzero(steps.attempt[1:] != steps.attempt[:-1]) + 1).tolist():

@@ -52,7 +52,8 @@ def devices_text(record: Record) -> str | None:
 
 
 def rate_per(records: Iterable[Record]) -> str:
-    """The unit that rates are per on a page of these runs: GPU, or device if one of them ran on CPUs."""
+    """The word after 'tokens/s per' on a page of these runs: GPU, or device if a run used CPUs: GPU, or device if
+    one of them ran on CPUs."""
     return "device" if any(record.is_on_cpu for record in records) else "GPU"
 
 
@@ -92,7 +93,7 @@ _SORTED_BY = {"loss_first": "loss_last", "step_s_p10": "step_s_p10"}
 
 
 def table_of(runs: Sequence[RunRead], labels: Sequence[str], sources: bool) -> tuple[list[Column], list[RunLine]]:
-    """(columns between the run and how it ended, lines); a column without any value is left out.
+    """Returns (columns between the run and how it ended, lines); a column without any value is left out.
 
     `sources`: cells have the source of their figure.
     """
