@@ -79,16 +79,7 @@ def status(
 
     runs = chosen()
     if as_json:
-        rows, silence = ask_status(runs, limit_s=0)  # a program that reads JSON gets nothing before the answer
-        pairs = [(run, row) for run, row in zip(runs, rows, strict=True) if row.state in wanted]
-        answer: dict[str, Any] = {"schema": 1, "runs": [row.to_dict() for _, row in pairs]}
-        if sizes:
-            from hpc_gpt.core.runs.disk_space import free_bytes, run_sizes
-
-            answer["free_bytes"] = free_bytes(logs)
-            for row, of_run in zip(answer["runs"], (run_sizes(run) for run, _ in pairs), strict=True):
-                row["sizes"] = of_run
-        click.echo(json.dumps(answer, indent=1))
+        rows, silence = _print_json(runs, wanted, sizes)
     elif not runs:
         from hpc_gpt.cli.run_argument import first_submit
 
@@ -111,6 +102,21 @@ def status(
         say(silence_note(silence), err=True)
     if any(row.state == "unknown" and refused_access(Path(row.folder), os.R_OK) for row in rows):
         sys.exit(1)
+
+
+def _print_json(runs: list[RunFolder], wanted: Collection[str], sizes: bool) -> tuple[list[RunStatus], str]:
+    """Prints the runs in `wanted` states as one JSON object, and returns the result of `ask_status`."""
+    rows, silence = ask_status(runs, limit_s=0)  # a program that reads JSON gets nothing before the answer
+    pairs = [(run, row) for run, row in zip(runs, rows, strict=True) if row.state in wanted]
+    answer: dict[str, Any] = {"schema": 1, "runs": [row.to_dict() for _, row in pairs]}
+    if sizes:
+        from hpc_gpt.core.runs.disk_space import free_bytes, run_sizes
+
+        answer["free_bytes"] = free_bytes(logs_folder())
+        for row, of_run in zip(answer["runs"], (run_sizes(run) for run, _ in pairs), strict=True):
+            row["sizes"] = of_run
+    click.echo(json.dumps(answer, indent=1))
+    return rows, silence
 
 
 @no_collections()

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
-
-import click
 
 from hpc_gpt.cli.request import experiment_argument, with_request
 from hpc_gpt.cli.script_words import ScriptCommand
@@ -20,26 +17,11 @@ if TYPE_CHECKING:
 @experiment_argument
 @with_request
 def submit(
-    request: Request,
-    dry_run: bool,
-    script: bool,
-    yes: bool,
-    wait: bool,
-    now: bool,
-    grid: tuple[str, ...],
-    max_rows: int,
-    max_parallel: int | None,
-    skip_unfit: bool,
-    race: bool,
-    rounds: int | None,
-    steps: int | None,
-    top: int | None,
-    as_json: bool,
-    until: tuple[str, ...],
-    resume: str | None,
-    branch: str | None,
+    request: Request, dry_run: bool, script: bool, yes: bool, wait: bool, now: bool, grid: tuple[str, ...],
+    max_rows: int, max_parallel: int | None, skip_unfit: bool, race: bool, rounds: int | None, steps: int | None,
+    top: int | None, as_json: bool, until: tuple[str, ...], resume: str | None, branch: str | None,
     from_start: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Submit EXPERIMENT or a job script to Slurm, or start it here.
 
     A file that begins with #! is a job script: it runs as it is under the job chain. Options of sbatch and of submit
@@ -67,32 +49,27 @@ def submit(
     hpc-gpt submit --resume 20261120-1042 --tp 2 --pp 4 --until steps=50000
     hpc-gpt submit --branch 20261120-1042@40000 --until steps=44000
     """
-    from hpc_gpt.cli.submit_answer import AnsweredRun, LeftOut, SubmitOptions, answer_tables
-    from hpc_gpt.cli.submitting import submit_one
-    from hpc_gpt.core.output import progress_as_json
+    from hpc_gpt.cli.submit_answer import SubmitOptions, answered
     from hpc_gpt.launcher.until import parse_until
 
     if grid:
         from hpc_gpt.cli.sweeping import with_axes
 
         request = with_axes(request, grid, max_rows)
-    sizes = {"--rounds": rounds, "--steps": steps, "--top": top}
-    options, parts = SubmitOptions(dry_run, wait, now, script), list[AnsweredRun | LeftOut]()
-    try:
-        with progress_as_json(as_json):
-            request = replace(request, until=parse_until(until))
-            if race:
-                from hpc_gpt.cli.racing import submit_race
+    options = SubmitOptions(dry_run, wait, now, script)
+    with answered(as_json, dry_run) as parts:
+        request = replace(request, until=parse_until(until))
+        if race:
+            from hpc_gpt.cli.racing import submit_race
 
-                answer = submit_race(request, sizes, options)
-            elif request.sweep or grid:
-                from hpc_gpt.cli.sweeping import submit_sweep
+            answer = submit_race(request, {"--rounds": rounds, "--steps": steps, "--top": top}, options)
+        elif request.sweep or grid:
+            from hpc_gpt.cli.sweeping import submit_sweep
 
-                answer = submit_sweep(request, max_parallel, skip_unfit, options)
-            else:
-                answer = submit_one(request, resume, branch, from_start, yes, options)
-            for part in answer:
-                parts.append(part)  # one by one: the parts before a fault are printed, too
-    finally:
-        if as_json and any(isinstance(part, AnsweredRun) for part in parts):
-            click.echo(json.dumps(answer_tables(parts, dry_run), indent=1))
+            answer = submit_sweep(request, max_parallel, skip_unfit, options)
+        else:
+            from hpc_gpt.cli.submitting import submit_one
+
+            answer = submit_one(request, resume, branch, from_start, yes, options)
+        for part in answer:
+            parts.append(part)  # one by one: the parts before a fault are printed, too

@@ -1,5 +1,7 @@
 """The options of `hpc-gpt submit` that say how to submit, the lines that it prints, and its answer as JSON."""
 
+import contextlib
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,6 +10,7 @@ from typing import Any
 import click
 
 from hpc_gpt.core.files import from_here, logs_folder
+from hpc_gpt.core.output import progress_as_json
 from hpc_gpt.core.runs.disk_space import lack_of_files
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
@@ -87,6 +90,19 @@ def _tables(resolved: Resolved) -> dict[str, Any]:
     sizes = {"gpus": resolved.asked_gpus, "nodes": resolved.nodes, "layout": shown_layout(resolved) or None}
     of = {"name": resolved.name, "row": resolved.row, "scheduler": resolved.cluster.scheduler}
     return {**places, "jobs": [], **of, **sizes, "predicted": None, "waits": None}
+
+
+@contextlib.contextmanager
+def answered(as_json: bool, dry: bool) -> Iterator[list[AnsweredRun | LeftOut]]:
+    """The parts of the answer, to be added to. With --json it is printed at the end, also after a fault, and progress
+    is JSON, too."""
+    parts = list[AnsweredRun | LeftOut]()
+    try:
+        with progress_as_json(as_json):
+            yield parts
+    finally:
+        if as_json and any(isinstance(part, AnsweredRun) for part in parts):
+            click.echo(json.dumps(answer_tables(parts, dry), indent=1))
 
 
 def answer_tables(parts: Sequence[AnsweredRun | LeftOut], dry: bool) -> dict[str, Any]:

@@ -101,19 +101,7 @@ def _prepare_script(
     left_out = [*script.left_out, *(option for option in options if option not in without_waits(options))]
     options = without_waits(options)
     if not (script.options or options):
-        if (line := submits_itself(script)) is not None:
-            raise ConfigError(
-                f"{call.path} submits a job itself, in line {line.line}: {line.text}; it has no #SBATCH lines itself",
-                "name the script that it submits, or start it with bash",
-            )
-        hint = "if it is a job script, give its size: hpc-gpt submit --nodes=1 …"
-        if of_srun := directives_of_srun(script.data.decode(errors="replace")):
-            hint = "\n".join(
-                ["its srun would ask for a job of its own: write its sizes below the first line", *of_srun]
-            )
-        if _OF_FLUX.search(script.data):
-            hint = "its #flux lines are for flux batch: write them as #SBATCH lines, or submit it with flux"
-        raise ConfigError(f"{call.path} has no #SBATCH lines, and the command line no options of sbatch", hint)
+        raise _without_request(script, call)
     no_profile = request.cluster is None and user_default() is None
     added = [] if is_local or no_profile else _added_by(profile, last_values(script.options, options))
     values = last_values(list(read_options(added)), script.options, options)
@@ -147,6 +135,21 @@ def _prepare_script(
         job_script=SbatchRequest(tuple(on_line), tuple(array), _provenance(script)),
         copies=request.copies,
     )
+
+
+def _without_request(script: JobScript, call: ScriptRequest) -> ConfigError:
+    """The refusal of a script that requests nothing, as the command line does."""
+    if (line := submits_itself(script)) is not None:
+        return ConfigError(
+            f"{call.path} submits a job itself, in line {line.line}: {line.text}; it has no #SBATCH lines itself",
+            "name the script that it submits, or start it with bash",
+        )
+    hint = "if it is a job script, give its size: hpc-gpt submit --nodes=1 …"
+    if of_srun := directives_of_srun(script.data.decode(errors="replace")):
+        hint = "\n".join(["its srun would ask for a job of its own: write its sizes below the first line", *of_srun])
+    if _OF_FLUX.search(script.data):
+        hint = "its #flux lines are for flux batch: write them as #SBATCH lines, or submit it with flux"
+    return ConfigError(f"{call.path} has no #SBATCH lines, and the command line no options of sbatch", hint)
 
 
 def _keys(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

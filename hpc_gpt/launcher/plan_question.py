@@ -14,7 +14,7 @@ from hpc_gpt.core.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile, user_default
 from hpc_gpt.core.settings.devices import DEVICES, device_named, known_devices
 from hpc_gpt.core.settings.engines import check_engine_trains
-from hpc_gpt.core.settings.experiment import Command, Experiment
+from hpc_gpt.core.settings.experiment import Command, Experiment, with_keys
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.core.settings.layout import AXES, Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
@@ -116,21 +116,14 @@ def read_plan_request(
     _refuse_unplanned(overrides.items())
     if why is not None:
         overrides |= _layout_of(why, overrides)
-    if longest and not request.names_experiment and not _MODELS & {k for k, v in overrides.items() if v is not None}:
-        raise ConfigError(
-            "--max-seq finds the longest sequence of a model, and none is named",
-            "add --model, for example --model llama3.1-8b, or name an EXPERIMENT",
-        )
+    if longest:
+        _check_names_model(request, overrides)
     profile, stands_in = _planned_nodes(request)
     of_largest = largest and not request.names_experiment
     file = requested_file(request, profile, _start_of_largest(profile, overrides) if of_largest else None)
     fast = (file.path is DEFAULTS or of_largest) and is_fast(profile, request.overrides)
     # A plan does not depend on the run's length and warm-up.
-    experiment, _ = cut_warmup(load_experiment(file, overrides, request.row))
-    traits: dict[str, Any] = {}
-    if (like := engine_named(experiment.engine.name).planned_as(experiment.plan)) is not None:
-        traits, engine = experiment.plan.traits, replace(experiment.engine, name=like)
-        experiment = replace(experiment, engine=engine, command=Command(), plan=Plan())
+    experiment, like, traits = _without_program(cut_warmup(load_experiment(file, overrides, request.row))[0])
     base = load_experiment(file, {}, request.row, steps_elsewhere=True)
     if largest and experiment.model.experts and experiment.model.expert_ffn is None:
         experiment = _with_expert_width(experiment)
@@ -142,32 +135,22 @@ def read_plan_request(
         overrides["engine.name"] = like
     elif like is None and not is_open:
         check_engine_trains(experiment.engine.name, model)
-    if largest and not replace(model, **_WITHOUT_EXPERTS).is_gpt2:
-        kind = "the largest model is searched among GPT-2's shapes, but the model has another shape"
-        raise ConfigError(kind, "name no --model, or one such as gpt2")
+    if largest:
+        _check_family(model)
     _refuse_unplanned([("engine.megatron_args", experiment.engine.megatron_args)])
     is_usual = not request.names_experiment and not any(overrides.get(f"layout.{name}") for name in _BATCH)
     if is_usual:  # layouts are compared at one global batch for any model of that sequence
-        batch = usual_batch(model.seq, asked_gpus(experiment, profile))
-        experiment = replace(experiment, layout=replace(experiment.layout, global_batch=batch))
+        size = usual_batch(model.seq, asked_gpus(experiment, profile))
+        experiment = with_keys(experiment, {"layout.global_batch": size})
     machine = machine_of(profile)
     holds = {key for key, value in overrides.items() if value is not None and not (fast and key == "engine.compile")}
-    if request.names_experiment:
-        holds.add("engine.name")
-    engines = searched_engines(profile)
-    if model.is_mixture:  # also programs that divide experts over ranks
-        engines += tuple(name for name, facts in trainers().items() if "ep" in facts.axes and name not in engines)
+    holds |= {"engine.name"} if request.names_experiment else set()
     if largest or longest:
         experiment, holds = _at_smallest_batch(experiment, overrides, holds)
-    question = question_of(experiment, profile, holds, engines, fast)
-    if traits:
-        by_engine = {name: {**of_engine, **traits} for name, of_engine in question.traits.items()}
-        question = replace(question, traits=by_engine)
+    question = _with_traits(question_of(experiment, profile, holds, _engines_for(model, profile), fast), traits)
     if is_usual and question.global_batch is not None:
         question = replace(question, usual_batch=functools.partial(usual_batch, model.seq))
-    check_reach(machine, question.gpus)
-    check_dtype(question.dtype, machine)
-    check_matmul(question.matmul, machine)
+    _check_machine(question, machine)
     name = _shown_name(experiment, model, request.overrides)
     if not (largest or longest):
         check_possible(question, experiment, profile, name)
@@ -176,6 +159,52 @@ def read_plan_request(
         request, name, base, experiment, model, machine, constants, source, question, tokens, profile, stands_in,
         like is not None, fast,
     )  # fmt: skip
+
+
+def _check_names_model(request: Request, overrides: Mapping[str, Any]) -> None:
+    """Raises ConfigError if the longest sequence is requested, but nothing names a model."""
+    if not request.names_experiment and not _MODELS & {key for key, value in overrides.items() if value is not None}:
+        raise ConfigError(
+            "--max-seq finds the longest sequence of a model, and none is named",
+            "add --model, for example --model llama3.1-8b, or name an EXPERIMENT",
+        )
+
+
+def _without_program(experiment: Experiment) -> tuple[Experiment, EngineName | None, dict[str, Any]]:
+    """(the experiment, for a program with a [plan] that of the engine which stands for it; that engine, None without
+    one; the traits by which the program differs from it)."""
+    like = engine_named(experiment.engine.name).planned_as(experiment.plan)
+    if like is None:
+        return experiment, None, {}
+    engine = replace(experiment.engine, name=like)
+    return replace(experiment, engine=engine, command=Command(), plan=Plan()), like, experiment.plan.traits
+
+
+def _check_family(model: ModelShape) -> None:
+    """Raises ConfigError if the model does not begin a family in which the largest is searched."""
+    if not replace(model, **_WITHOUT_EXPERTS).is_gpt2:
+        kind = "the largest model is searched among GPT-2's shapes, but the model has another shape"
+        raise ConfigError(kind, "name no --model, or one such as gpt2")
+
+
+def _with_traits(question: Question, traits: Mapping[str, Any]) -> Question:
+    """The question with `traits` of the program for each of its engines."""
+    return replace(question, traits={name: {**of_engine, **traits} for name, of_engine in question.traits.items()})
+
+
+def _check_machine(question: Question, machine: Machine) -> None:
+    """Raises ConfigError if the machine cannot join so many GPUs, or compute in these formats."""
+    check_reach(machine, question.gpus)
+    check_dtype(question.dtype, machine)
+    check_matmul(question.matmul, machine)
+
+
+def _engines_for(model: ModelShape, profile: ClusterProfile) -> tuple[EngineName, ...]:
+    """The engines that the search tries: for a mixture also programs that divide experts over ranks."""
+    engines = searched_engines(profile)
+    if model.is_mixture:
+        engines += tuple(name for name, facts in trainers().items() if "ep" in facts.axes and name not in engines)
+    return engines
 
 
 def _planned_nodes(request: Request) -> tuple[ClusterProfile, bool]:

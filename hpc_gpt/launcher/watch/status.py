@@ -315,6 +315,20 @@ def _damaged(run: RunFolder, cause: str) -> RunStatus:
     return replace(row, attempts=len(run.attempts()), sweep_id=run.sweep_id)
 
 
+def _state(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> tuple[str, str | None]:
+    """(the state of a run, its cause with the notes on it). A job without attempts may say it in its own output."""
+    state, cause = run_state.state.ended, _cause(run, run_state, jobs)
+    if cause == NO_ANSWER:
+        return state, cause
+    if state == "unknown" and not run.attempts():
+        from hpc_gpt.reader.attempt_cause import cause_before_attempts
+
+        before = cause_before_attempts(run, run_state.job_id)
+        state, cause = (before.ended, before.text) if before else (state, cause)
+    notes = (cause, _told_note(run, state), moved_note(run_state), unwhole_note(run))
+    return state, "; ".join(filter(None, notes)) or None
+
+
 def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
     resolved = run.resolved()
     attempts = run.attempts()
@@ -323,16 +337,7 @@ def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
     slurm = None if jobs is None else {job_id: state for job_id, (state, _) in jobs.items()}
     of_after = None if slurm is None else {job_id: job_state(state) for job_id, state in slurm.items()}
     run_state = read_run_state(run, resolved.train.log_every, slurm)
-    state, cause = run_state.state.ended, _cause(run, run_state, jobs)
-    if state == "unknown" and cause != NO_ANSWER and not attempts:
-        from hpc_gpt.reader.attempt_cause import cause_before_attempts
-
-        before = cause_before_attempts(run, run_state.job_id)
-        state, cause = (before.ended, before.text) if before else (state, cause)
-    if cause != NO_ANSWER:
-        cause = (
-            "; ".join(filter(None, (cause, _told_note(run, state), moved_note(run_state), unwhole_note(run)))) or None
-        )
+    state, cause = _state(run, run_state, jobs)
     restarts = read_restarts(attempts, state in STARTED) if state not in ("done", "unknown") else None
     ids = job_ids(run)
     step, pace = metrics.get("step"), None
