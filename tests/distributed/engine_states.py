@@ -7,9 +7,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from hpc_gpt.core.weights.names import parts_of
 from hpc_gpt.trainer.engines.optimizer import kernel_of
 from hpc_gpt.trainer.engines.protocol import TorchEngine
-from hpc_gpt.trainer.model.tensor_parallel import full_name, is_of_experts, split_of
+from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, is_of_experts, split_of, tile_of
 
 States = dict[str, dict[str, Tensor]]
 
@@ -17,9 +18,11 @@ States = dict[str, dict[str, Tensor]]
 def states_of(engine: Any) -> States:
     """{full name: {kind: the whole tensor, in the model's order}}, the same on every rank: fp32 weights ("weight"), the
     optimizer's states, and choice biases; without the vocabulary's padding. Collective."""
-    found = _of_torch(engine) if isinstance(engine, TorchEngine) else {}
-    for name, bias in engine.balance._biases().items():
-        found[name] = {"weight": bias.clone()}
+    found = _of_torch(engine) if isinstance(engine, TorchEngine) else _of_deepspeed(engine)
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, {name: bias.clone() for name, bias in engine.balance._biases().items()})
+    for name, bias in (entry for biases in everyones for entry in biases.items()):
+        found[name] = {"weight": bias}
     model = engine._resolved.model
     for name in ("embedding.weight", "head.weight"):
         if name in found:
@@ -58,5 +61,58 @@ def _of_torch(engine: Any) -> States:
             whole = DTensor.from_local(
                 value, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
             ).full_tensor()
-            states[kind] = whole if split is None else split.merge(list(whole.chunk(tp, split.dim)))
+            states[kind] = whole.clone() if split is None else split.merge(list(whole.chunk(tp, split.dim)))
     return found
+
+
+@torch.no_grad()
+def _of_deepspeed(engine: Any) -> States:
+    """By DeepSpeed's own functions for it, which have none without ZeRO."""
+    from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+    base, model = engine._engine.basic_optimizer, engine._resolved.model
+    state = next(iter(base.state.values()), {})
+    kinds = [kind for kind, value in state.items() if isinstance(value, Tensor) and value.ndim]
+    if hasattr(optimizer := engine._engine.optimizer, "_hp_optimizer_states_linked"):
+        # It does so after the step of its first group, when the second one has no states yet.
+        optimizer._hp_optimizer_states_linked = False
+        optimizer._lazy_init_hp_params_optimizer_state()
+    own = []
+    for parameter in engine.module.parameters():
+        values = {"weight": safe_get_full_fp32_param(parameter)}
+        if values["weight"] is None:
+            values = {"weight": parameter.detach(), **{kind: base.state[parameter][kind] for kind in kinds}}
+        else:
+            values |= {kind: safe_get_full_optimizer_state(parameter, kind) for kind in kinds}
+        tile = tile_of(parameter)
+        place = full_name(parameter), engine.tp_rank, tile.number if tile else 0
+        own.append((place, split_of(parameter), {kind: value.clone() for kind, value in values.items()}))
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, own)
+    splits: dict[str, Split | None] = {}
+    shares: dict[tuple[str, str], dict[tuple[int, int], Tensor]] = {}
+    for (name, *place), split, values in (entry for rank in everyones for entry in rank):
+        splits[name] = split
+        for kind, value in values.items():
+            shares.setdefault((name, kind), {})[*place] = value
+    found: States = {}
+    for (name, kind), tiles in shares.items():
+        split, tp_ranks = splits[name], sorted({tp_rank for tp_rank, _ in tiles})
+        parts = [torch.cat([tiles[place] for place in sorted(tiles) if place[0] == tp_rank]) for tp_rank in tp_ranks]
+        whole = parts[0] if split is None else split.merge(parts)
+        is_of_hf = engine._resolved.engine.name == "hf-deepspeed"
+        turned = is_of_hf and whole.ndim == 2 and parts_of(model, name)[0].transposed
+        found.setdefault(name, {})[kind] = whole.t() if turned else whole
+    return found
+
+
+def numbers_of(engine: Any) -> dict[str, float | None]:
+    """Steps, those of the optimizer, and fp16's loss scale."""
+    if isinstance(engine, TorchEngine):
+        optimizer, scale = kernel_of(engine._update.optimizer), engine._scaler.read().get("scale")
+    else:
+        optimizer, scale = engine._engine.basic_optimizer, None
+        if engine._resolved.train.dtype == "fp16":
+            scale = float(engine._engine.optimizer.loss_scale)
+    state = next((one for one in optimizer.state.values() if "step" in one), {})
+    return {"step": engine.step, "updates": float(state["step"]) if state else None, "scale": scale}

@@ -23,8 +23,7 @@ from tests.distributed.expert_faults import OF_ENGINES
 from tests.distributed.mixtures import LEAST_GAP
 from tests.distributed.plain_mixture import closest_decision
 from tests.distributed.ranks import Launch, Task, each_task
-from tests.distributed.test_promises import on_its_ranks
-from tests.distributed.trainings import build, new_folder, save_now
+from tests.distributed.trainings import build, new_folder, on_its_ranks, save_now
 
 Found = Callable[[Task], Any]
 STEPS, SAVED = 6, 3

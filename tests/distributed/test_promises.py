@@ -20,10 +20,19 @@ from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel
 from hpc_gpt.trainer.model.vocab_loss import VocabParallelLoss
 from tests.distributed.engine_states import are_equal, states_of
 from tests.distributed.equality_cases import CLIP, STEPS, Case, zero
-from tests.distributed.groups import forget, meet
 from tests.distributed.ranks import Task, each
 from tests.distributed.reference import reference
-from tests.distributed.trainings import SAVED, Figures, build, complaint, everyone, new_folder, save_now, train
+from tests.distributed.trainings import (
+    SAVED,
+    Figures,
+    build,
+    complaint,
+    everyone,
+    new_folder,
+    on_its_ranks,
+    save_now,
+    train,
+)
 
 Found = Callable[[Task], Any]
 DP1, DP2, DP4, TP2, PP2 = Layout(1, 1, 1), Layout(1, 1, 2), Layout(1, 1, 4), Layout(2, 1, 1), Layout(1, 2, 1)
@@ -195,21 +204,6 @@ def move(folder: Path, before: Case, after: Case) -> dict[str, Any]:
     unbroken = on_its_ranks(folder, name, before.layout.gpus, lambda: _leave(before, kept))
     taken = on_its_ranks(folder, f"{name} after", after.layout.gpus, lambda: _take(after, kept))
     return {"unbroken": unbroken} | (taken or {})
-
-
-def on_its_ranks(folder: Path, name: str, ranks: int, act: Callable[[], Any]) -> Any:
-    """What the first `ranks` give; then all meet again."""
-    rank, world = dist.get_rank(), dist.get_world_size()
-    dist.barrier()
-    forget()
-    found = None
-    if rank < ranks:
-        meet(folder, f"{name} alone", ranks)
-        found = act()
-        dist.barrier()
-        forget()
-    meet(folder, f"{name} done", world)
-    return found
 
 
 def _leave(case: Case, kept: Path) -> Figures:

@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -142,6 +142,21 @@ class _Everyone(Ranks):
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self.is_first = self.rank == 0
         self.control = dist.group.WORLD
+
+
+def on_its_ranks(folder: Path, name: str, ranks: int, act: Callable[[], Any]) -> Any:
+    """What the first `ranks` give; then all meet again."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    dist.barrier()
+    forget()
+    found = None
+    if rank < ranks:
+        meet(folder, f"{name} alone", ranks)
+        found = act()
+        dist.barrier()
+        forget()
+    meet(folder, f"{name} done", world)
+    return found
 
 
 def save_now(engine: Any, folder: Path, from_copies: bool = True) -> Path:

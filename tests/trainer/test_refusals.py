@@ -1,6 +1,7 @@
 """What a rank is refused before or while it trains: each line and hint to the letter."""
 
 import json
+import os
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,18 +18,18 @@ from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer import attempt, export
 from hpc_gpt.trainer.__main__ import _find_attempt
-from hpc_gpt.trainer.checkpoints import older, training_state, universal
+from hpc_gpt.trainer.checkpoints import older, training_state
 from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress
-from hpc_gpt.trainer.checkpoints.folders import load_metadata, load_safely
 from hpc_gpt.trainer.engines.attention import AttentionKernels
 from hpc_gpt.trainer.engines.kernels import check_compilers
 from hpc_gpt.trainer.engines.protocol import build_engine, check_dtype_on, check_matmul_on
 from hpc_gpt.trainer.ranks import choose_device
 from hpc_gpt.trainer.supervision.meeting import RankIdentity
+from tests.distributed.older_checkpoints import unpack
+from tests.distributed.older_kinds import KINDS
 from tests.refusals import Row, check_refusal
 from tests.trainer.alone import ALONE, CountingEngine
-from tests.trainer.checkpoints.test_training_state import Program
-from tests.trainer.checkpoints.test_universal import saved_states
+from tests.trainer.checkpoints.test_training_state import write
 from tests.trainer.engines.test_attention import asking
 from tests.trainer.launch import new_run, settings
 
@@ -37,7 +38,6 @@ FOUR = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 4})
 SAVED = settings(Path("none.tokens"), {"tp": 2, "pp": 1, "dp": 2})
 RESUME = "resume with the settings it was saved with, or start a new run"
 IT_IS_DAMAGED = "the checkpoint is damaged; remove it: then the one before it is used"
-A_PROGRAM = "it is damaged, or holds a program; remove the checkpoint: then the one before it is used"
 REMOVE_IT = "remove the checkpoint: then the one before it is used"
 SUBMIT = "start runs with hpc-gpt submit, or sbatch job.sh"
 OTHER = "was it written by another version? submit again with the version in resolved.json"
@@ -96,9 +96,8 @@ def resumes(resolved: Resolved, before: Resolved = SAVED) -> Callable[[Path], An
     """With other settings than those of the checkpoint."""
 
     def act(at: Path) -> Any:
-        return training_state.check_identity(
-            at, training_state.identity(before), resolved, frozenset({"engine.zero_stage"})
-        )
+        write(at, before)
+        training_state.open_checkpoint(at, resolved)
 
     return act
 
@@ -110,30 +109,57 @@ def differing(part: str, **changes: Any) -> Resolved:
 HALF = differing("train", dtype="bf16", optimizer="sgd")
 
 
-def states(damage: Callable[[Path], Any] = lambda at: None, name: str = "qkv", **listed: Any) -> Callable[[Path], Any]:
-    """Reading a parameter of DeepSpeed's states, of which a list of pieces or a file is damaged."""
+def older_states(
+    damage: Callable[[Path], Any], kind: str = "zero1", name: str = "norm.weight"
+) -> Callable[[Path], Any]:
+    """Reading a parameter of a checkpoint of 0.3 that is damaged."""
 
     def act(at: Path) -> Any:
-        saved_states(at)
+        folder = unpack(kind, at) / "step-00000004"
+        for path in [*folder.iterdir()]:
+            path.rename(at / path.name)
         damage(at)
-        for path in at.glob("states-00001.json"):
-            path.write_text(json.dumps(json.loads(path.read_text()) | listed))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(universal, "import_deepspeed", lambda device: None)
-            return universal.SavedStates(at).whole(name)
+        return older.OlderStates(at, KINDS[kind].resolved.model).whole(name)
 
     return act
+
+
+def listed(**changes: Any) -> Callable[[Path], Any]:
+    """A list of the pieces of a rank of DeepSpeed that says something else."""
+
+    def damage(at: Path) -> None:
+        path = at / "states-00001.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return damage
+
+
+OF_RANK_1 = "deepspeed/zero_pp_rank_1_mp_rank_00_optim_states.pt"
 
 
 def cut(name: str, load: Callable[[Path], Any], text: str = '{"step": 2') -> Callable[[Path], Any]:
     return lambda at: [(at / name).write_text(text), load(at)]
 
 
-def program(name: str, dump: Callable[[Any, Path], Any], load: Callable[[Path], Any]) -> Callable[[Path], Any]:
-    def act(at: Path) -> Any:
+class Program:
+    """Makes a folder as soon as it is unpickled."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.place),)
+
+
+def program(name: str, dump: Callable[[Any, Path], Any]) -> Callable[[Path], Any]:
+    """A file of a checkpoint of 0.3 that is a program."""
+
+    def damage(at: Path) -> None:
         dump(Program(at / "ran"), at / name)
+
+    def act(at: Path) -> Any:
         try:
-            load(at / name)
+            return older_states(damage, "fsdp" if name.startswith("dcp") else "zero1")(at)
         finally:
             assert not (at / "ran").exists()
 
@@ -244,42 +270,31 @@ ROWS: dict[str, Row] = {
      "engine.attention is flash, but that kernel cannot keep documents apart here: it takes heads up to 256 "
      f"wide, but they are 257 wide | {NO_DOCUMENTS}"),
     # checkpoints
-    "another layout": (resumes(differing("layout", tp=1, dp=4)),
-     "HERE is a checkpoint of another layout or arithmetic: layout.tp is 2 in it and 1 in this run; layout.dp is 2 "
-     f"in it and 4 in this run | {RESUME}"),
     "another model": (resumes(differing("model", heads=2)),
      f"HERE is a checkpoint of another model: model.heads is 4 in it and 2 in this run | {RESUME}"),
     "other arithmetic, and what may differ": (resumes(replace(HALF, engine=Engine(zero_stage=0))),
-     "HERE is a checkpoint of another layout or arithmetic: engine.zero_stage is 1 in it and 0 in this run; "
-     f"train.dtype is fp32 in it and bf16 in this run; train.optimizer is adamw in it and sgd in this run | {RESUME}"),
-    "another engine, cut otherwise": (resumes(differing("engine", name="ddp", tiles=2, partition=(1, 1))),
-     "HERE is a checkpoint of another layout or arithmetic: engine.name is deepspeed-3d in it and ddp in this run; "
-     f"engine.partition is layers in it and [1, 1] in this run; engine.tiles is 1 in it and 2 in this run | {RESUME}"),
-    "no json": (cut("model.json", training_state.read_identity),
-     f"HERE: model.json cannot be read: Expecting ',' delimiter: line 1 column 11 (char 10) | {IT_IS_DAMAGED}"),
+     "HERE is a checkpoint of another arithmetic: train.dtype is fp32 in it and bf16 in this run; train.optimizer is "
+     f"adamw in it and sgd in this run | {RESUME}"),
+    "no json": (cut("states.json", lambda at: training_state.open_checkpoint(at, SAVED)),
+     f"HERE: states.json cannot be read: Expecting ',' delimiter: line 1 column 11 (char 10) | {IT_IS_DAMAGED}"),
     "no generators": (lambda at: training_state.load_generators(at, 3, 4, CPU),
      f"HERE: random-00003.pt is missing | {IT_IS_DAMAGED}"),
-    "a program among tensors": (program("bad.pt", torch.save, load_safely),
-     f"HERE/bad.pt cannot be read as data alone: it names posix.mkdir | {A_PROGRAM}"),
-    "a program in the metadata": (program(".metadata", pickled, load_metadata),
-     f"HERE/.metadata cannot be read as data alone: it names posix.mkdir | {A_PROGRAM}"),
-    "an empty file of tensors": (cut("a.pt", lambda at: load_safely(at / "a.pt"), ""),
-     f"HERE/a.pt cannot be read as data alone: EOFError | {A_PROGRAM}"),
+    "a program among tensors": (program(OF_RANK_1, torch.save),
+     f"HERE/{OF_RANK_1} cannot be read: it names posix.mkdir | {REMOVE_IT}"),
+    "a program in the metadata": (program("dcp/.metadata", pickled),
+     f"HERE/dcp/.metadata cannot be read: it names posix.mkdir | {REMOVE_IT}"),
     "another step than it says": (lies, f"HERE/step-00000010 says step 10, but holds step 9 | {REMOVE_IT}"),
-    "no weights": (lambda at: older.OlderStates(at), f"HERE holds no weights | {REMOVE_IT}"),
-    "pieces that are missing": (states(pieces=[]), f"HERE holds 9 of the 12 elements of qkv | {REMOVE_IT}"),
-    "states on NVMe": (states(swapped=True),
-     "HERE lacks the states that hpc-gpt 0.3 offloaded to NVMe: DeepSpeed 0.19.8 does not save them | submit a new "
-     "run"),
-    "another schema": (states(schema=0),
-     "HERE has no list of its weights' places (states-*.json) that this version reads | resume it in the layout it was "
-     "saved with"),
-    "a file that is gone": (states(lambda at: (at / "zero-0-1.pt").unlink(), "norm"),
-     f"HERE/zero-0-1.pt cannot be read: [Errno 2] No such file or directory: 'HERE/zero-0-1.pt' | {REMOVE_IT}"),
-    "a file that is damaged": (states(lambda at: (at / "zero-0-1.pt").write_bytes(b"bad"), "norm"),
-     f"HERE/zero-0-1.pt cannot be read: ... | {REMOVE_IT}"),
-    "a parameter that is none": (states(name="nosuch"),
-     "HERE holds no parameter nosuch | is it a checkpoint of another model?"),
+    "no weights": (older_states(lambda at: (at / "weights.pt").unlink(), "ddp"),
+     f"HERE holds no weights | {REMOVE_IT}"),
+    "pieces that are missing": (older_states(listed(pieces=[]), name="blocks.0.feed_forward.down.weight"),
+     f"HERE holds 144 of the 576 elements of blocks.0.feed_forward.down.weight | {REMOVE_IT}"),
+    "states on NVMe": (older_states(listed(swapped=True)),
+     f"HERE lacks the lists of its states, or states on NVMe | {REMOVE_IT}"),
+    "a file that is gone": (older_states(lambda at: (at / OF_RANK_1).unlink()),
+     f"HERE/{OF_RANK_1} cannot be read: [Errno 2] No such file or directory: 'HERE/{OF_RANK_1}' | {REMOVE_IT}"),
+    "a file that is damaged": (older_states(lambda at: (at / OF_RANK_1).write_bytes(b"bad")),
+     f"HERE/{OF_RANK_1} cannot be read: ... | {REMOVE_IT}"),
+    "a parameter that is none": (older_states(lambda at: None, name="nosuch"), f"HERE holds no nosuch | {REMOVE_IT}"),
     # an attempt
     "no run": (lambda at: _find_attempt(None, "1"), f"HPC_GPT_RUN is None, which is not a run folder | {SUBMIT}"),
     "no attempt": (lambda at: _find_attempt(str(new_run(at, FOUR).path), "7"),

@@ -25,8 +25,6 @@ class Ddp(EngineFacts):
     }
     matmuls = frozenset({"none", "fp8-tensor"})
     scales_first = True
-    converts = frozenset({"layout.tp", "layout.cp", "layout.dp", "layout.ep", "layout.shard"})
-    loads_checkpoints_of = frozenset({"fsdp"})
     overlaps_reduction = True
     synchronizations = 0.1  # measured on one H200: 3 ms of a step are outside the kernels of its passes
     pads_vocabulary = False

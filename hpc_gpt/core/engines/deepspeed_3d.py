@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hpc_gpt.core.engines.base.deepspeed import ANY_LAYOUT, DeepspeedFacts
+from hpc_gpt.core.engines.base.deepspeed import DeepspeedFacts
 from hpc_gpt.core.engines.base.facts import OUR_MODEL, OUR_PARTS
 from hpc_gpt.core.settings.resolved import Resolved
 
@@ -15,8 +15,6 @@ class Deepspeed3d(DeepspeedFacts):
     switches = OUR_MODEL | {"sequence_parallel", "partition"}
     alternatives = DeepspeedFacts.alternatives | {"offload": "use --engine deepspeed-zero with --pp 1"}
     compiles_edges = False
-    converts = ANY_LAYOUT
-    loads_checkpoints_of = frozenset({"deepspeed-zero"})
     has_fused_kernels = True
     keeps_partitioned_outputs = True  # pipe/engine.py, PartitionedTensor
     buckets_a_reduction = 2  # the pipeline engine allocates another for its reduction (reduce_gradients)

@@ -1,6 +1,6 @@
 """DeepSpeed's ZeRO 0 to 3 with tensor parallelism, and offloading to the host."""
 
-from hpc_gpt.core.engines.base.deepspeed import ANY_LAYOUT, DeepspeedFacts
+from hpc_gpt.core.engines.base.deepspeed import DeepspeedFacts
 from hpc_gpt.core.engines.base.facts import OUR_MODEL, OUR_PARTS
 
 
@@ -10,8 +10,6 @@ class DeepspeedZero(DeepspeedFacts):
     zero_stages, default_stage = (0, 1, 2, 3), 1
     shape_parts = OUR_PARTS
     switches = OUR_MODEL | {"offload", "sequence_parallel", "tiles"}
-    converts = ANY_LAYOUT
-    loads_checkpoints_of = frozenset({"deepspeed-3d"})
     has_fused_kernels = True
     gathers_one_by_one = True
     # Without timers, overflow checks and reductions over one rank: as fast as a bare loop (one H200).

@@ -24,8 +24,6 @@ class Fsdp(EngineFacts):
         "zero_stage": "fsdp shards everything, as ZeRO-3 does; engine.reshard = false keeps the weights (ZeRO-2)",
         "sharded_optimizer": "fsdp always shards the optimizer; leave it out",
     }
-    converts = DDP.converts
-    loads_checkpoints_of = frozenset({"ddp"})
     selects_operators = True
     matmuls = frozenset({"none", "fp8-tensor"})
     scales_first = is_pytorchs = True

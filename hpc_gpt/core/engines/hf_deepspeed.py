@@ -17,7 +17,6 @@ class HfDeepspeed(DeepspeedFacts):
     switches = frozenset({"offload", "recompute", "attention", "compile", "compile_backend"})
     recomputes = ("none", "full")
     compiles_edges = False
-    converts = frozenset({"layout.dp", "engine.zero_stage"})
     gathers_one_by_one = True
     has_composed_gelu = True  # "gelu_new" in GPT-2's configs
     any_model = True

@@ -24,12 +24,6 @@ from hpc_gpt.core.weights.config import read_config
 _OF_ATTENTION = ("mask_documents", "end_token")
 
 
-def convertible(saved: str, wanted: str) -> frozenset[str]:
-    """The keys in which a checkpoint of engine `saved` may differ from a run of engine `wanted`."""
-    facts = engine_named(wanted)
-    return facts.converts | ({"engine.name"} if saved in facts.loads_checkpoints_of else frozenset())
-
-
 def descend(
     parent: Resolved,
     changes: Mapping[str, Any],
@@ -49,11 +43,6 @@ def descend(
     for engine in (parent.engine.name, name):
         engine_named(engine).refuse_program(
             "its checkpoints stay with its run", "submit --resume without changes, or submit a new run"
-        )
-    if name != parent.engine.name and parent.engine.name not in engine_named(name).loads_checkpoints_of:
-        raise ConfigError(
-            f"engine.name would be {name}, but a checkpoint of engine {parent.engine.name} cannot be converted to that",
-            "keep the engine, or submit a new run",
         )
     _check_preset(parent, changes)
     tables: dict[str, Any] = experiment_tables(parent)
@@ -200,10 +189,9 @@ def reads_other_data(parent: Resolved, data: Data) -> bool:
 
 
 def check_same_training(parent: Resolved, resolved: Resolved, branch: bool = False) -> None:
-    """Raises ConfigError for changes to which the checkpoint cannot be converted, or that make it another training; a
-    `branch` may have other data and another schedule."""
+    """Raises ConfigError for changes that make it another training; a `branch` may have other data and another
+    schedule."""
     faults = {}
-    may = convertible(parent.engine.name, resolved.engine.name)
     for name in ("model", "data", "train", "layout", "engine"):
         before, after = vars(getattr(parent, name)), vars(getattr(resolved, name))
         of_keys = parent.key_rules(name)
@@ -217,12 +205,6 @@ def check_same_training(parent: Resolved, resolved: Resolved, branch: bool = Fal
                 for part, of_before, of_after in _parts_that_differ(key, before[key], after[key]):
                     fault = f"{name}.{part} would be {of_after}, but is {of_before} in the checkpoint's run"
                     faults[fault] = f"leave these out, {hint}"
-            elif of_keys[key].resume == "converted" and f"{name}.{key}" not in may:
-                fault = (
-                    f"{name}.{key} would be {after[key]}, but a checkpoint of engine {parent.engine.name} with "
-                    f"{before[key]} cannot be converted to that"
-                )
-                faults[fault] = "leave these out, or submit a new run"
     raise_faults(faults)
 
 

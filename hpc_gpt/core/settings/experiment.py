@@ -64,9 +64,9 @@ class Data:
 class Engine:
     """`[engine]`: the engine that trains, and its switches; `core.engines` has the switches of each engine."""
 
-    name: EngineName = key("deepspeed-3d", resume="converted", affects=("speed",))
+    name: EngineName = key("deepspeed-3d", resume="free", affects=("speed",))
     "The training code; hpc-gpt help engines lists what each engine can do."
-    zero_stage: int | None = key(None, resume="converted", affects=("speed",))
+    zero_stage: int | None = key(None, resume="free", affects=("speed",))
     "DeepSpeed shards over dp: 0 nothing, 1 the optimizer states, 2 also the gradients, 3 also the weights."
     recompute: Recompute = key("none", resume="free", affects=("speed",))
     "Activations recomputed in the backward pass: none, the core of attention (selective), or every layer (full)."
@@ -80,11 +80,11 @@ class Engine:
     "Whether a compiled block keeps the residual after attention instead of recomputing it in the backward pass."
     sequence_parallel: bool = key(False, resume="free", affects=("speed",))
     "Whether the tokens of norms and residuals are split over the tensor-parallel ranks; needs tp 2 or more."
-    partition: Partition = key("layers", resume="converted", affects=("speed",))
+    partition: Partition = key("layers", resume="free", affects=("speed",))
     "Split of the layers over pipeline stages: evenly (layers), by parameters, or a list such as [11, 13]."
     offload: Literal["none", "optimizer", "full"] = key("none", resume="free", affects=("speed",))
     "Kept in host memory: nothing (none), the optimizer states, or also the parameters (full)."
-    tiles: int = key(1, resume="converted", affects=("speed",))
+    tiles: int = key(1, resume="free", affects=("speed",))
     "Tiles per linear layer; ZeRO-3 gathers one at a time; 1 or more."
     activation_offload: bool = key(False, resume="free", affects=("speed",))
     "Whether the activations of the layers are kept in host memory."
@@ -116,19 +116,19 @@ class LayoutRequest:
     "Total number of GPUs; for example 64."
     nodes: int | None = key(None, resume="free", affects=("speed",))
     "Number of nodes; by default as few as hold the GPUs."
-    tp: int | None = key(None, resume="converted", affects=("speed",))
+    tp: int | None = key(None, resume="free", affects=("speed",))
     "Tensor parallel size: GPUs that share each matrix, within a node; for example 4."
-    pp: int | None = key(None, resume="converted", affects=("speed",))
+    pp: int | None = key(None, resume="free", affects=("speed",))
     "Pipeline parallel size: stages of layers; for example 16."
-    cp: int | None = key(None, resume="converted", affects=("speed",), defaults=(None, 1))
+    cp: int | None = key(None, resume="free", affects=("speed",), defaults=(None, 1))
     "Context parallel size: GPUs that share each sample's tokens; by default 1; for example 4."
-    dp: int | None = key(None, resume="converted", affects=("speed",))
+    dp: int | None = key(None, resume="free", affects=("speed",))
     "Data parallel size: copies of the model; by default gpus / (tp x cp x pp)."
-    ep: int | None = key(None, resume="converted", affects=("speed",), defaults=(None, 1))
+    ep: int | None = key(None, resume="free", affects=("speed",), defaults=(None, 1))
     "Expert parallel size: ranks of cp x dp that divide the experts of a layer; by default 1; for example 8."
     etp: int | None = key(None, resume="never", affects=("speed",))
     "GPUs that share each expert, on engine megatron-lm: ep x etp divides tp x cp x dp; by default tp; for example 1."
-    shard: int | None = key(None, resume="converted", affects=("speed",))
+    shard: int | None = key(None, resume="free", affects=("speed",))
     "Neighbours on the data axis over which fsdp shards, a divisor of cp x dp; by default all; for example 8."
     micro_batch: int | None = key(None, resume="free", affects=("speed",))
     "Samples per forward pass of a rank; for example 4."

@@ -12,8 +12,8 @@ from hpc_gpt.core.typed_tables import LARGEST
 class KeyRules:
     """The rules of a key: when it may change, what it affects, and its bounds.
 
-    `resume`: whether a run that resumes from another run's checkpoint may change the key; "converted" if the engine
-    converts its checkpoints accordingly (`converts` in `engines`).
+    `resume`: whether a run that resumes from another run's checkpoint may change the key. Engine and layout are free:
+    every engine reads the checkpoints of every other one in any layout.
     `branch`: whether a branch, another training from that checkpoint, may change what a resumption may not; it may
     change all of [data].
     `affects`: "speed" keys decide the weights or the time of a step; "schedule" keys do not change the time of a step;
@@ -28,7 +28,7 @@ class KeyRules:
     resolved.json nor in `config_hash`, so that neither changes with keys that are added later.
     """
 
-    resume: Literal["never", "converted", "free"]
+    resume: Literal["never", "free"]
     affects: tuple[Literal["speed", "schedule"], ...]
     least: int | None = None
     above: int | None = None
@@ -61,7 +61,7 @@ class KeyRules:
 def key(
     default: Any,
     *,
-    resume: Literal["never", "converted", "free"],
+    resume: Literal["never", "free"],
     affects: tuple[Literal["speed", "schedule"], ...],
     **rules: Any,
 ) -> Any:

@@ -1,13 +1,22 @@
-"""Reads the checkpoints of ddp and fsdp that hpc-gpt 0.3 wrote; until 0.5.
+"""Reads the checkpoints that hpc-gpt 0.3 wrote; until 0.5.
 
-ddp:  weights.pt, optimizer-00000.pt of each rank with moments, experts-00000.pt of each rank with experts, progress.pt
-fsdp: dcp/, torch's distributed checkpoint, and progress.json
-Both: model.json, random-00000.pt of each rank, data-00003.json of each data-parallel rank, balance-00000.pt of a stage
+ddp:       weights.pt, optimizer-00000.pt of each rank with moments, experts-00000.pt of each with experts, progress.pt
+fsdp:      dcp/, torch's distributed checkpoint, and progress.json
+DeepSpeed: deepspeed/, its own files, and states-00000.json of each rank: where each parameter's elements are in them
+All:       model.json, random-00000.pt of a rank, data-00003.json of a data-parallel one, balance-00000.pt of a stage
+
+These files are pickles, and a pickle is a program. Here it makes only tensors, containers and `_Fields`.
 """
 
+import io
+import math
+import pickle
 import random
-import warnings
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,68 +24,182 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import CheckpointError
-from hpc_gpt.trainer.checkpoints.folders import IT_IS_DAMAGED, REMOVE_IT, load_json, load_metadata, load_safely
-from hpc_gpt.trainer.checkpoints.states import WEIGHT, SavedStates, Share
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.weights.names import parts_of
+from hpc_gpt.trainer.checkpoints.folders import IT_IS_DAMAGED, REMOVE_IT, load_json
+from hpc_gpt.trainer.checkpoints.states import WEIGHT, SavedStates, Share, kept_rows
 from hpc_gpt.trainer.model.tensor_parallel import Split
 
 IDENTITY = "model.json"
+# DeepSpeed's classes in its files.
+_DEEPSPEED = ("runtime.fp16.loss_scaler.LossScaler", "runtime.fp16.loss_scaler.DynamicLossScaler",
+              "runtime.zero.config.ZeroStageEnum", "utils.tensor_fragment.fragment_address")  # fmt: skip
 
 
 class OlderStates(SavedStates):
-    """The elements in such a checkpoint, by whole parameters."""
+    """The elements in such a checkpoint, of a model of this shape. A file is opened when it is needed."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._maps = folder, {}
-        is_whole = (folder / "weights.pt").is_file()
-        if not is_whole and not (folder / "dcp" / ".metadata").is_file():
+    def __init__(self, folder: Path, model: ModelShape) -> None:
+        self.folder, self._model, self._tp = folder, model, 1
+        self.about = {"settings": load_json(folder / IDENTITY), "optimizer": {}, "loss_scale": {}}
+        self.about["step"] = int(self.about["settings"]["step"])
+        self._parameters: dict[str, Any] = {}
+        # (first, count, place in the source, source of all elements of a share) by name, kind and tp rank.
+        self._runs: dict[tuple[str, str, int], list[tuple[int, int, int, Callable[[], Tensor]]]] = {}
+        self._open = cache(lambda name: _load(folder / name))
+        if (folder / "weights.pt").is_file():
+            self._add_replicated()
+        elif (folder / "dcp" / ".metadata").is_file():
+            self._add_sharded()
+        elif (folder / "deepspeed").is_dir():
+            self._add_deepspeed()
+        else:
             raise CheckpointError(f"{folder} holds no weights", REMOVE_IT)
-        progress = _read(folder / "progress.pt") if is_whole else load_json(folder / "progress.json")
-        self._wholes: dict[tuple[str, str], Tensor] = {}
-        self._parameters, numbers = {}, dict[str, float]()
-        for name, kind, tensor in _read_whole(folder) if is_whole else _read_sharded(folder, progress):
-            if kind != WEIGHT and not tensor.ndim:
-                numbers[kind] = float(tensor)
-                continue
-            self._wholes[name, kind] = tensor
-            entry = self._parameters.setdefault(name, {"shape": list(tensor.shape), "split": None, "kinds": {}})
-            entry["kinds"][kind] = {"dtype": str(tensor.dtype).removeprefix("torch."), "runs": []}
-        for name, bias in read_biases(folder):
-            self._wholes[name, WEIGHT] = bias
-            self._parameters[name] = {"shape": list(bias.shape), "split": None, "kinds": {WEIGHT: {}}}
-        scale = progress["scale"]
-        self._tp = 1
-        self.about = {
-            "step": int(progress["step"]),
-            "settings": load_json(folder / IDENTITY),
-            "optimizer": numbers,
-            "loss_scale": {"scale": scale["scale"], "good_steps": scale["_growth_tracker"]} if scale else {},
-        }
+        for path in sorted(folder.glob("balance-*.pt")):
+            for name, bias in self._open(path.name).items():
+                self._add_whole(name, WEIGHT, [bias])
+
+    def _add(self, share: Share, kind: str, dtype: torch.dtype, source: Callable[[], Tensor]) -> None:
+        """Adds the elements of a share, which `source` gives."""
+        split = None if share.is_by_rows or share.split is None else share.split.stored()
+        shape = [share.kept, *share.shape[1:]]
+        entry = self._parameters.setdefault(share.name, {"shape": shape, "split": split, "kinds": {}})
+        if share.transposed:
+            entry |= {"shape": shape[::-1], "transposed": True}
+        entry["kinds"][kind] = {"dtype": str(dtype).removeprefix("torch.")}
+        runs = self._runs.setdefault((share.name, kind, 0 if split is None else share.tp_rank), [])
+        runs += [(first, count, begin, source) for first, begin, count in share.places()]
 
     def _fill(self, name: str, kind: str, tp_rank: int, first: int, memory: Tensor) -> None:
-        if (name, kind) not in self._wholes:
-            raise CheckpointError(f"{self.folder} holds no {kind} of {name}", REMOVE_IT)
-        memory.copy_(self._wholes[name, kind].reshape(-1)[first : first + len(memory)])
+        end, filled = first + len(memory), 0
+        for begin, count, place, source in self._runs.get((name, kind, tp_rank), ()):
+            low, high = max(first, begin), min(end, begin + count)
+            if low < high:
+                elements = source().detach().reshape(-1)[place : place + count]
+                memory[low - first : high - first].copy_(elements[low - begin : high - begin])
+                filled += high - low
+        if filled != len(memory):
+            raise CheckpointError(f"{self.folder} holds {filled} of the {len(memory)} elements of {name}", REMOVE_IT)
+
+    def _add_whole(self, name: str, kind: str, pieces: list[Tensor]) -> None:
+        """Adds a whole tensor, whose `pieces` follow each other."""
+        if not pieces[0].ndim:
+            self.about["optimizer"][kind] = float(pieces[0])
+            return
+        shape, first = (sum(map(len, pieces)), *pieces[0].shape[1:]), 0
+        for piece in pieces:
+            share = Share(name, shape, None, 0, 1, first, piece.numel(), kept_rows(self._model, name, shape[0]))
+            self._add(share, kind, piece.dtype, partial(torch.detach, piece))
+            first += piece.numel()
+
+    def _add_replicated(self) -> None:
+        """Adds what ddp wrote: a tensor is in one file, or some of its experts are in each of several."""
+        files = [(self._open("weights.pt"), {})]
+        files += [({}, self._open(path.name)) for path in sorted(self.folder.glob("optimizer-*.pt"))]
+        experts = [self._open(path.name) for path in sorted(self.folder.glob("experts-*.pt"))]
+        files += [(one["weights"], one["states"]) for one in experts]
+        found: dict[tuple[str, str], list[Tensor]] = {}
+        for weights, states in files:
+            for name, state in [*((name, {WEIGHT: weight}) for name, weight in weights.items()), *states.items()]:
+                for kind, value in state.items():
+                    found.setdefault((name, kind), []).append(value)
+        for (name, kind), pieces in found.items():
+            self._add_whole(name, kind, pieces)
+        self._set_scale(self._open("progress.pt")["scale"])
+
+    def _set_scale(self, scale: Mapping[str, Any]) -> None:
+        self.about["loss_scale"] = scale and {"scale": scale["scale"], "good_steps": scale["_growth_tracker"]}
+
+    def _add_sharded(self) -> None:
+        """Adds what fsdp wrote. A chunk is rows of a tensor, or rows of a tp rank's columns. If tp ranks hold rows of
+        several parts of it (`fused`), the chunks of each tp rank follow those of the one before."""
+        progress = load_json(self.folder / "progress.json")
+        self._tp, path = int(progress["tp"]), self.folder / "dcp" / ".metadata"
+        with _plain(path), path.open("rb") as file:
+            metadata = _Metadata(file).load()
+        for index, place in metadata.storage_data.items():
+            tensor = metadata.state_dict_metadata[index.fqn]
+            _, name, *kinds = index.fqn.split("/")
+            kind, dtype = "".join(kinds) or WEIGHT, tensor.properties.values[0]
+            source = partial(self._in_sharded, place)
+            if not tensor.size:
+                self.about["optimizer"][kind] = float(source())
+                continue
+            whole, at = tuple(tensor.size), tuple(index.offset)
+            size = next(tuple(chunk.sizes) for chunk in tensor.chunks if tuple(chunk.offsets) == at)
+            split = Split.of_stored(progress["fused"][name]) if name in progress["fused"] and self._tp > 1 else None
+            if split is None:
+                split = next((Split(dim) for dim in range(1, len(whole)) if size[dim] < whole[dim]), None)
+            share = Share(name, whole, split, 0, self._tp, 0, 0, kept_rows(self._model, name, whole[0]))
+            tp_rank = 0 if split is None else at[split.dim] // share.tp_shape[split.dim]
+            rows = at[0] - tp_rank * (share.tp_shape[0] if split is not None and split.dim == 0 else 0)
+            share = replace(share, tp_rank=tp_rank, first=rows * math.prod(size[1:]), count=math.prod(size))
+            self._add(share, kind, dtype, source)
+        self._set_scale(progress["scale"])
+
+    def _in_sharded(self, place: Any) -> Tensor:
+        """The chunk at a place of torch's distributed checkpoint."""
+        path = self.folder / "dcp" / place.relative_path
+        with path.open("rb") as file:
+            file.seek(place.offset)
+            chunk: Tensor = _load(path, io.BytesIO(file.read(place.length)))
+        return chunk
+
+    def _add_deepspeed(self) -> None:
+        """Adds what an engine with DeepSpeed wrote."""
+        lists = [load_json(path) for path in sorted(self.folder.glob("states-*.json"))]
+        if not lists or any(listed["schema"] != 1 or listed.get("swapped") for listed in lists):
+            raise CheckpointError(f"{self.folder} lacks the lists of its states, or states on NVMe", REMOVE_IT)
+        is_ours = engine_named(self.about["settings"]["engine.name"]).trains_our_model
+        self._tp = 1 + max(listed["at"][0] for listed in lists)
+        stages: dict[str, int] = {}  # the first one with the parameter: two stages hold a tied one
+        states = self._optimizer_of(lists[0]["file"])
+        first_state = next(iter(_base_of(states).values()), {})
+        kinds = [kind for kind, value in first_state.items() if isinstance(value, Tensor) and value.ndim]
+        self.about["optimizer"] = {kind: float(value) for kind, value in first_state.items() if kind not in kinds}
+        for listed in lists:
+            tp_rank, stage, _ = listed["at"]
+            for name, size, stored, group, offset, first, count in listed["pieces"]:
+                split = Split.of_stored(stored) if stored else None
+                if stages.setdefault(name, stage) != stage or (split is None and tp_rank):
+                    continue
+                if split is not None:
+                    size[split.dim] *= self._tp
+                kept = kept_rows(self._model, name, size[0])
+                turned = not is_ours and len(size) == 2 and parts_of(self._model, name)[0].transposed
+                share = Share(name, tuple(size), split, tp_rank, self._tp, first, count, kept, turned)
+                for kind in (WEIGHT, *kinds):
+                    source = partial(self._in_deepspeed, listed, name, group, offset, count, kind)
+                    self._add(share, kind, torch.float32, source)
+        if getattr(scaler := states.get("loss_scaler"), "dynamic", False):
+            since = scaler.cur_iter - scaler.last_overflow_iter - 1
+            scale = {"scale": scaler.cur_scale, "good_steps": since, "hysteresis": scaler.cur_hysteresis}
+            self.about["loss_scale"] = scale
+
+    def _in_deepspeed(self, listed: Any, name: str, group: int, offset: int, count: int, kind: str) -> Tensor:
+        """`count` elements of a parameter, from `offset` on in a flat tensor."""
+        states = self._optimizer_of(listed["file"])
+        if kind != WEIGHT:
+            flat: Tensor = _base_of(states)[group][kind]
+        elif listed["weights"] is not None:
+            file, key = listed["weights"][name]
+            state = self._open(file)
+            flat = state.get("module", state)[key]
+        else:
+            flat = states.get("fp32_flat_groups", states.get("single_partition_of_fp32_groups"))[group]
+        return flat.detach().view(-1)[offset : offset + count]
+
+    def _optimizer_of(self, file: str) -> Any:
+        state = self._open(file)
+        return state.get("optimizer_state_dict") or state["optimizer"]
 
 
-class OlderBiases:
-    """The choice biases beside DeepSpeed's files."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def read(self, share: Share, kind: str, memory: Tensor) -> None:
-        """Fills `memory`."""
-        found = dict(read_biases(self._folder))
-        if share.name not in found:
-            raise CheckpointError(f"{self._folder} holds no {share.name}", REMOVE_IT)
-        memory.copy_(found[share.name])
-
-
-def read_biases(folder: Path) -> list[tuple[str, Tensor]]:
-    """(full name, value) of each choice bias."""
-    files = [load_safely(path) for path in sorted(folder.glob("balance-*.pt"))]
-    return [(name, bias) for file in files for name, bias in file.items()]
+def _base_of(states: Any) -> dict[int, dict[str, Any]]:
+    """{number of the flat tensor: states of the base optimizer} in DeepSpeed's file."""
+    base: Any = states.get("base_optimizer_state") or states.get("optimizer_state_dict") or states
+    return base["state"]  # type: ignore[no-any-return]
 
 
 def read_positions(folder: Path) -> dict[int, dict[str, Any]]:
@@ -89,7 +212,7 @@ def load_generators(folder: Path, rank: int, device: torch.device) -> None:
     path = folder / f"random-{rank:05d}.pt"
     if not path.is_file():
         raise CheckpointError(f"{folder}: {path.name} is missing", IT_IS_DAMAGED)
-    state = load_safely(path)
+    state = _load(path)
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     kind, keys, *numbers = state["numpy"]
@@ -98,48 +221,40 @@ def load_generators(folder: Path, rank: int, device: torch.device) -> None:
         torch.cuda.set_rng_state(state["cuda"], device)
 
 
-def _read_whole(folder: Path) -> Iterator[tuple[str, str, Tensor]]:
-    """Yields (full name, kind, whole tensor) of ddp's checkpoint."""
-    for name, weight in _read(folder / "weights.pt").items():
-        yield name, WEIGHT, weight
-    for path in sorted(folder.glob("optimizer-*.pt")):
-        for name, state in _read(path).items():
-            yield from ((name, kind, value) for kind, value in state.items())
-    experts = [_read(path) for path in sorted(folder.glob("experts-*.pt"))]
-    for name in experts[0]["weights"] if experts else ():
-        yield name, WEIGHT, torch.cat([one["weights"][name] for one in experts])
-    for name, state in experts[0]["states"].items() if experts else ():
-        for kind, value in state.items():
-            yield name, kind, torch.cat([one["states"][name][kind] for one in experts]) if value.ndim else value
+class _Fields:
+    """An object of any class in a pickle, by its fields."""
+
+    def __init__(self, *values: Any) -> None:
+        self.values = values
+
+    def __setstate__(self, state: Any) -> None:
+        vars(self).update(state if isinstance(state, dict) else {"values": state})
 
 
-def _read_sharded(folder: Path, progress: dict[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
-    """Yields (full name, kind, whole tensor) of fsdp's checkpoint."""
-    # Imported here: each start would take 0.4 s longer.
-    from torch.distributed.checkpoint import state_dict_loader
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-    from torch.distributed.checkpoint.metadata import StorageMeta, TensorStorageMetadata
-
-    metadata, reader = load_metadata(folder / "dcp" / ".metadata"), FileSystemReader(folder / "dcp")
-    metadata.storage_meta = StorageMeta(load_id=reader.load_id)
-    reader.read_metadata = lambda *args, **kwargs: metadata  # type: ignore[method-assign]
-    for key, saved in metadata.state_dict_metadata.items():
-        if isinstance(saved, TensorStorageMetadata):
-            whole = torch.empty(saved.size, dtype=saved.properties.dtype)
-            with warnings.catch_warnings():
-                # torch warns that torch.distributed is not initialised, even with `no_dist`.
-                warnings.simplefilter("ignore", UserWarning)
-                state_dict_loader.load({key: whole}, storage_reader=reader, no_dist=True)
-            _, name, *kind = key.split("/")
-            if name in progress["fused"] and progress["tp"] > 1 and whole.ndim:
-                # Its rows were saved in the order of the tp ranks.
-                split = Split.of_stored(progress["fused"][name])
-                whole = split.merge(list(whole.chunk(progress["tp"], split.dim)))
-            yield name, "".join(kind) or WEIGHT, whole
+@contextmanager
+def _plain(path: Path) -> Iterator[None]:
+    """Raises CheckpointError for a file that cannot be read, or is not plain data; without torch's advice to run it."""
+    try:
+        yield
+    except (pickle.UnpicklingError, EOFError, AttributeError, OSError, RuntimeError) as fault:
+        refused = re.search(r"\bGLOBAL ([\w.]+)", str(fault))
+        line = f"it names {refused[1]}" if refused else next(iter(str(fault).splitlines()), type(fault).__name__)
+        raise CheckpointError(f"{path} cannot be read: {line}", REMOVE_IT) from None
 
 
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise CheckpointError(f"{path.parent} holds no {path.name}", REMOVE_IT)
-    content: dict[str, Any] = load_safely(path, mmap=True)
-    return content
+def _load(path: Path, content: io.BytesIO | None = None) -> Any:
+    """Reads a file of torch.save, mapped, or its `content`."""
+    classes: Any = [(_Fields, f"deepspeed.{name}") for name in _DEEPSPEED]
+    with _plain(path), torch.serialization.safe_globals(classes):
+        return torch.load(content or path, map_location="cpu", mmap=content is None, weights_only=True)
+
+
+class _Metadata(pickle.Unpickler):
+    """Reads the `.metadata` of torch's distributed checkpoint."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module == "torch" and (name == "Size" or isinstance(getattr(torch, name, None), torch.dtype)):
+            return getattr(torch, name)
+        if module.partition(".")[0] not in ("torch", "pathlib"):
+            raise pickle.UnpicklingError(f"it names {module}.{name}")
+        return _Fields

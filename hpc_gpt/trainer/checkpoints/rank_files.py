@@ -6,16 +6,14 @@ on a thread. A file's CRC-32 is computed from the bytes given to the disk, and e
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import resource
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,20 +54,6 @@ class RankFiles:
     def __init__(self, peers: Peers | None = None) -> None:
         self.peers = peers or Peers()
         self._entries: list[_Entry] = []
-
-    def put(self, name: str, state: Any) -> None:
-        """Adds a file in torch.save's format. `state` consists of dicts, lists, tuples, tensors and small objects."""
-        parts, tensors = _remove_tensors(state)
-
-        def write(folder: Path, tensors: Sequence[Tensor]) -> Sums:
-            # torch's own CRCs in the file are never checked, and halve the speed.
-            torch.serialization.set_crc32_options(False)
-            with Sink(folder, name) as sink:
-                whole = _insert_tensors(parts, [_compact(tensor) for tensor in tensors])
-                torch.save(whole, cast(IO[bytes], sink))
-            return sink.sums
-
-        self._entries.append(_Entry(tensors, write))
 
     def put_tensors(self, name: str, tensors: Sequence[Tensor]) -> list[int]:
         """Adds a file in safetensors' layout: 8 bytes with the length of a JSON header, the header, raw elements.
@@ -156,42 +140,30 @@ def map_file(path: Path) -> np.ndarray[Any, Any]:
 
 
 class Sink:
-    """A new file below `folder`, written once from start to end, with its size and CRC-32.
-
-    The `with` raises the OSError of the disk, even if a library has hidden it.
-    """
+    """A new file in `folder`, written once from start to end, with its size and CRC-32. Raises the disk's OSError."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.sums: Sums = {}
-        self._folder, self._name, self._path = folder, name, folder / name
+        self._name, self._path = name, folder / name
         self._size = self._crc = 0
         self._number = -1
-        self._fault: OSError | None = None
 
     def __enter__(self) -> Sink:
         PROGRESS.reached(self._path)
-        how = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        try:
-            self._number = os.open(self._path, how, 0o666)
-        except FileNotFoundError:  # rare: the first rank to write there makes the folders for all
-            # `folder` itself is not made: if a user has removed it, the rest of the checkpoint must not be written.
-            for parent in reversed(Path(self._name).parents[:-1]):
-                (self._folder / parent).mkdir(exist_ok=True)
-            self._number = os.open(self._path, how, 0o666)
+        # The folder is not made: if a user has removed it, the rest of the checkpoint must not be written.
+        self._number = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         return self
 
     def __exit__(self, kind: object, fault: object, trace: object) -> None:
         try:
-            if self._fault is None and fault is None:
+            if fault is None:
                 PROGRESS.reached(self._path, self._size)
                 os.fsync(self._number)
                 self.sums[self._name] = {"bytes": self._size, "crc32": self._crc}
         finally:
             os.close(self._number)
-        if self._fault is not None:
-            raise self._fault
 
-    def write(self, data: Any) -> int:
+    def write(self, data: Any) -> None:
         """Writes all of a bytes-like object."""
         whole = memoryview(data).cast("B")
         try:
@@ -203,83 +175,8 @@ class Sink:
                     piece = piece[os.write(self._number, piece) :]
         except OSError as fault:
             fault.filename = str(self._path)
-            self._fault = fault
             raise
         self._size += len(whole)
-        return len(whole)
-
-    def flush(self) -> None:
-        """Nothing is buffered."""
-
-    def close(self) -> None:
-        """The `with` closes the file."""
-
-    def tell(self) -> int:
-        return self._size
-
-    def fileno(self) -> int:
-        return self._number
-
-
-@dataclass(frozen=True)
-class _TensorPlace:
-    """The place of tensor `number` in a state."""
-
-    number: int
-
-
-def _remove_tensors(state: Any) -> tuple[Any, list[Tensor]]:
-    """Returns (a copy of the state with a `_TensorPlace` in place of each tensor, the distinct tensors)."""
-    tensors: list[Tensor] = []
-    seen: dict[tuple[Any, ...], _TensorPlace] = {}
-
-    def take(item: Any) -> Any:
-        if isinstance(item, Tensor):
-            tensor = item.detach()
-            key: tuple[Any, ...] = (len(tensors),)
-            if tensor.numel():
-                key = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
-            if key not in seen:
-                seen[key] = _TensorPlace(len(tensors))
-                tensors.append(tensor)
-            return seen[key]
-        return _rebuild(item, take)
-
-    return take(state), tensors
-
-
-def _insert_tensors(state: Any, tensors: Sequence[Tensor]) -> Any:
-    """The state with its tensors in their places again."""
-
-    def put(item: Any) -> Any:
-        return tensors[item.number] if isinstance(item, _TensorPlace) else _rebuild(item, put)
-
-    return put(state)
-
-
-def _rebuild(item: Any, change: Callable[[Any], Any]) -> Any:
-    """A copy of a container with every item changed, or a copy of anything else."""
-    if isinstance(item, dict):
-        pairs = ((key, change(value)) for key, value in item.items())
-        return OrderedDict(pairs) if isinstance(item, OrderedDict) else dict(pairs)
-    if isinstance(item, list):
-        return [change(value) for value in item]
-    if isinstance(item, tuple) and type(item) is tuple:
-        return tuple(change(value) for value in item)
-    return item if isinstance(item, str | int | float | bool | None) else copy.deepcopy(item)
-
-
-def _compact(tensor: Tensor) -> Tensor:
-    """The tensor without the rest of its storage, because torch.save writes whole storages.
-
-    A view without gaps gets a storage of its own over the same memory. Any other view is copied to the host's memory,
-    because the device may be full.
-    """
-    if tensor.untyped_storage().nbytes() <= tensor.nbytes:
-        return tensor
-    if tensor.numel() and tensor.is_contiguous():
-        return torch.utils.dlpack.from_dlpack(tensor)
-    return tensor.clone() if tensor.device.type == "cpu" else tensor.cpu()
 
 
 class HostCopies:

@@ -60,6 +60,14 @@ class Share:
     transposed: bool = False
 
     @property
+    def tp_shape(self) -> list[int]:
+        """The shape of the tp rank's share."""
+        shape = list(self.shape)
+        if self.split is not None:
+            shape[self.split.dim] //= self.tp
+        return shape
+
+    @property
     def is_by_rows(self) -> bool:
         """Whether its elements have places in the whole parameter."""
         return self.split is None or self.tp == 1 or self.split.dim == 0

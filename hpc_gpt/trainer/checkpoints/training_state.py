@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpc_gpt.core.engines.base.ds_config import sub_group_elements, zero_stage
 from hpc_gpt.core.errors import CheckpointError
-from hpc_gpt.core.runs.descent import convertible
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints import older
@@ -26,13 +24,10 @@ from hpc_gpt.trainer.checkpoints.folders import load_json
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.checkpoints.states import INDEX, SavedStates
 
-NAME, GENERATORS, POSITIONS = "model.json", "generators.bin", "positions.json"
+GENERATORS, POSITIONS = "generators.bin", "positions.json"
 # The ends of the plain numbers in a record: numpy's words and numbers, Python's words and number.
 _PLAIN = (624, 627, 1252, 1253)
-# For ZeRO-3 only: its states are saved in groups of this many elements.
-SUB_GROUP = "engine.sub_group_elements"
-
-# What model.json leaves out (`ModelShape.table`).
+# What the settings leave out (`ModelShape.table`).
 _OF_A_PLAIN_SHAPE = {
     f"model.{entry.name}": entry.default for entry in fields(ModelShape) if entry.default is not MISSING
 }
@@ -42,8 +37,6 @@ def identity(resolved: Resolved) -> dict[str, Any]:
     """The settings that must agree for a checkpoint to be loaded, by the keys of an experiment."""
     engine = resolved.engine
     partition = engine.partition
-    partitioned = zero_stage(resolved) == 3
-    groups = {SUB_GROUP: sub_group_elements(resolved)} if partitioned else {}
     return {
         **{f"model.{key}": value for key, value in resolved.model.table().items()},
         **{f"layout.{key}": value for key, value in resolved.layout.table().items()},
@@ -53,56 +46,28 @@ def identity(resolved: Resolved) -> dict[str, Any]:
         "engine.tiles": engine.tiles,
         "train.dtype": resolved.train.dtype,
         "train.optimizer": resolved.train.optimizer,
-        **groups,
     }
 
 
-def put_identity(files: RankFiles, resolved: Resolved, step: int) -> None:
-    """Adds model.json to the checkpoint; called on one rank."""
-    files.put_text(NAME, json.dumps({"step": step, **identity(resolved)}, indent=1) + "\n")
+def open_checkpoint(folder: Path, resolved: Resolved) -> tuple[SavedStates, bool]:
+    """Returns a checkpoint's elements, and whether engine and layout are this run's.
 
-
-def read_identity(folder: Path) -> dict[str, Any]:
-    """Reads the keys of `identity`, and `step`. Raises CheckpointError if they cannot be read."""
-    if not (folder / INDEX).is_file():
-        return load_json(folder / NAME)
-    index = load_json(folder / INDEX)
-    return {"step": index["step"], **index["settings"]}
-
-
-def open_checkpoint(folder: Path, resolved: Resolved) -> tuple[SavedStates, frozenset[str]]:
-    """Returns a checkpoint's elements, and the keys in which it differs from this run.
-
-    Raises CheckpointError if the run cannot go on from it.
+    Raises CheckpointError, which names every difference, for a checkpoint of another model or arithmetic.
     """
-    saved = SavedStates(folder) if (folder / INDEX).is_file() else None
-    settings = read_identity(folder) if saved is None else saved.about["settings"]
-    may = convertible(str(settings.get("engine.name")), resolved.engine.name)
-    differing = check_identity(folder, settings, resolved, may)
-    return saved or older.OlderStates(folder), differing
-
-
-def check_identity(
-    folder: Path, saved: Mapping[str, Any], resolved: Resolved, may: frozenset[str] = frozenset()
-) -> frozenset[str]:
-    """Returns the keys in which the checkpoint's settings, `saved`, differ from this run; they `may`.
-
-    Raises CheckpointError, which names every difference, for a checkpoint of another model or arithmetic, or of a
-    layout that the engine cannot convert.
-    """
-    saved, wanted = (_OF_A_PLAIN_SHAPE | dict(one) for one in (saved, identity(resolved)))
+    is_new = (folder / INDEX).is_file()
+    states = SavedStates(folder) if is_new else older.OlderStates(folder, resolved.model)
+    saved, wanted = (_OF_A_PLAIN_SHAPE | one for one in (states.about["settings"], identity(resolved)))
     # The saved keys of the model count, too: either may have left out a default.
     keys = [*wanted, *(key for key in saved if key.startswith("model.") and key not in wanted)]
     differences = {key: wanted.get(key) for key in keys if saved.get(key) != wanted.get(key)}
-    if not differences.keys() <= may:
-        of_model = any(key.startswith("model.") for key in differences)
-        texts = (f"{key} is {saved.get(key)} in it and {value} in this run" for key, value in differences.items())
+    if refused := {key: value for key, value in differences.items() if not key.startswith(("layout.", "engine."))}:
+        of_model = any(key.startswith("model.") for key in refused)
+        texts = (f"{key} is {saved.get(key)} in it and {value} in this run" for key, value in refused.items())
         raise CheckpointError(
-            f"{folder} is a checkpoint of another {'model' if of_model else 'layout or arithmetic'}: "
-            + "; ".join(texts),
+            f"{folder} is a checkpoint of another {'model' if of_model else 'arithmetic'}: " + "; ".join(texts),
             "resume with the settings it was saved with, or start a new run",
         )
-    return frozenset(differences)
+    return states, not differences
 
 
 def put_generators(files: RankFiles, device: torch.device) -> None:

@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.checkpoints.universal import read_universal as read_weights
 from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.deepspeed_engine import DeepspeedEngine
 from hpc_gpt.trainer.engines.deepspeed_setup import quiet
@@ -20,8 +19,6 @@ from hpc_gpt.trainer.engines.protocol import MicroBatches, StepResult
 from hpc_gpt.trainer.model.documents import MicroBatch
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.ranks import own_group
-
-__all__ = ["build", "read_weights"]
 
 
 class Deepspeed3D(DeepspeedEngine):

@@ -7,7 +7,7 @@ requests only the values that it updates and those that its forward pass holds: 
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,36 +17,20 @@ from torch import Tensor, nn
 
 from hpc_gpt.core.engines import ds_config_of
 from hpc_gpt.core.engines.base.ds_config import clips_itself, shards_in_bf16_optimizer, zero_stage
-from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import learning_rate
-from hpc_gpt.trainer.checkpoints import older
-from hpc_gpt.trainer.checkpoints.folders import REMOVE_IT
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
-from hpc_gpt.trainer.checkpoints.training_state import load_generators, put_generators, put_identity
-from hpc_gpt.trainer.checkpoints.universal import (
-    Piece,
-    WeightPlace,
-    find_differences,
-    flat_states,
-    gather_small,
-    load_universal,
-    pieces_of,
-    places_of,
-    put_pieces,
-)
+from hpc_gpt.trainer.checkpoints.states import SavedIndex, Share, put_states
+from hpc_gpt.trainer.checkpoints.training_state import identity, load_generators, open_checkpoint, put_generators
 from hpc_gpt.trainer.engines import private_parts
-from hpc_gpt.trainer.engines.deepspeed_setup import TAG, NamedFiles, import_deepspeed, quiet, save_deepspeed
-from hpc_gpt.trainer.engines.library_patches import (
-    drop_overflowed_gradients,
-    skip_gradient_average,
-    use_checkpoint_engine,
-)
+from hpc_gpt.trainer.engines.deepspeed_setup import import_deepspeed, quiet
+from hpc_gpt.trainer.engines.deepspeed_states import DeepspeedStates, Piece
+from hpc_gpt.trainer.engines.library_patches import drop_overflowed_gradients, skip_gradient_average
 from hpc_gpt.trainer.engines.master_weights import HALF
 from hpc_gpt.trainer.engines.optimizer import GradientNorm
 from hpc_gpt.trainer.engines.protocol import StepResult, TrainingEngine
 from hpc_gpt.trainer.model.initial_weights import AT_ONCE
-from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel
+from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 
 
 class DeepspeedEngine(TrainingEngine):
@@ -80,13 +64,14 @@ class DeepspeedEngine(TrainingEngine):
         )
         return self._tp
 
-    def _fill(self, place: WeightPlace, rows: Tensor, first: int) -> None:
+    def _fill(self, share: Share, rows: Tensor, first: int) -> None:
         """Fills `rows`, which are the rows from `first` on of this rank's share of a parameter."""
-        split = None if place.split is None else Split.of_stored(place.split)
-        size = list(place.shape)
-        if split is not None:
-            size[split.dim] *= self._tp.size
-        self._tp.fill(place.name, rows, split, size, first)
+        self._tp.fill(share.name, rows, share.split, share.shape, first)
+
+    @property
+    def _transposed(self) -> frozenset[str]:
+        """The names of the parameters that the model holds transposed."""
+        return frozenset()
 
     def _initialize(self, optimizer: torch.optim.Optimizer, replica: dist.ProcessGroup, mpu: Any = None) -> None:
         """Gives model and optimizer to DeepSpeed, then fills in the weights' values.
@@ -104,9 +89,13 @@ class DeepspeedEngine(TrainingEngine):
             model=self.module, optimizer=optimizer, config=ds_config_of(resolved), mpu=mpu
         )
         private_parts.check_optimizer(self._engine.optimizer)
-        put_weights(self._engine, self.module, self._fill)
+        layout = resolved.layout
+        self._states = DeepspeedStates(
+            self._engine, self.module, resolved.model, self.tp_rank, layout.tp, self._transposed
+        )
+        self._index = SavedIndex()
+        put_weights(self._states, self._fill)
         self.initial.close()
-        use_checkpoint_engine(self._engine, NamedFiles)
         if resolved.layout.data_ranks == 1 and (clips_itself(resolved) or shards_in_bf16_optimizer(resolved)):
             skip_gradient_average(self._engine)
 
@@ -135,36 +124,55 @@ class DeepspeedEngine(TrainingEngine):
         return StepResult(loss, self._engine.get_global_grad_norm(), lr, skipped, self.balance.finish(skipped))
 
     def save(self, files: RankFiles) -> None:
-        """Adds DeepSpeed's own checkpoint, its list of pieces, this rank's generator state, and model.json."""
-        save_deepspeed(self._engine, files)
-        at = self.tp_rank, self.pp_rank, self._resolved.layout.data_rank(dist.get_rank())
-        put_pieces(files, self._engine, self.module, TAG, dist.get_rank(), at)
+        """Adds what this rank's optimizer holds, and the choice biases of its stage."""
+        resolved = self._resolved
+        is_first = resolved.layout.data_rank(dist.get_rank()) == 0
+        # Two stages hold a tied embedding.
+        tied = frozenset({"embedding.weight"} if resolved.model.tied and self.pp_rank else ())
+        held = [*self._states.held(is_first, without=tied), *self.balance.held(self.is_first_of_stage)]
+        about = {
+            "step": self.step,
+            "optimizer": self._states.numbers(),
+            "loss_scale": read_scaler(self._engine) if resolved.train.dtype == "fp16" else {},
+            "settings": identity(resolved),
+        }
+        put_states(files, held, about, self._index)
         put_generators(files, self.device)
-        if biases := {one.share.name: one.elements for one in self.balance.held(self.is_first_of_stage)}:
-            files.put(f"balance-{self.pp_rank:05d}.pt", biases)
-        if dist.get_rank() == 0:
-            put_identity(files, self._resolved, self.step)
 
     def load(self, folder: Path) -> None:
-        """Restores a checkpoint that `save` wrote, from either DeepSpeed engine and any layout."""
-        others = find_differences(folder, self._resolved)
-        if not (folder / TAG).is_dir():
-            raise CheckpointError(f"{folder} holds no weights", REMOVE_IT)
-        if others:
-            load_universal(self._engine, self.module, folder, self._resolved, self.tp_rank)
-        else:
-            decays = [group["weight_decay"] for group in self._optimizer.param_groups]
-            with quiet():
-                self._engine.load_checkpoint(str(folder), tag=TAG)
-            for group, decay in zip(self._optimizer.param_groups, decays, strict=True):
-                group["weight_decay"] = decay  # a branch may change it, and DeepSpeed has loaded the checkpoint's
+        saved, is_alike = open_checkpoint(folder, self._resolved)
+        self._states.load(saved)
+        engine, updates = self._engine, saved.optimizer.get("step")
+        engine.global_steps = int(saved.about["step"])
+        engine.global_samples = engine.global_steps * self._resolved.batch.global_batch
+        if updates is not None:
+            engine.skipped_steps = engine.global_steps - int(updates)
+        if scale := saved.about["loss_scale"]:
+            restore_scaler(engine, scale)
+        self.balance.load(saved)
+        if is_alike:
             load_generators(folder, dist.get_rank(), dist.get_world_size(), self.device)
-        self.balance.load(older.OlderBiases(folder))  # type: ignore[arg-type]
         dist.barrier()
 
 
-# fill(place, rows, first): fills the rows from `first` on of a parameter's tensor-parallel share with fp32 values.
-Fill = Callable[[WeightPlace, Tensor, int], None]
+def read_scaler(engine: Any) -> dict[str, float]:
+    """The loss scale of DeepSpeed's `engine` for a checkpoint, as numbers: the scale, the steps since it has changed,
+    and the overflows at which it changes, less one each time that one is forgiven."""
+    scaler = engine.optimizer.loss_scaler
+    steps = scaler.cur_iter - scaler.last_overflow_iter - 1
+    since = (steps - 1) % scaler.scale_window + 1 if steps else 0  # it grows in the step after a whole window
+    return {"scale": scaler.cur_scale, "good_steps": since, "hysteresis": scaler.cur_hysteresis}
+
+
+def restore_scaler(engine: Any, saved: Mapping[str, float]) -> None:
+    """Restores a loss scale that any engine has saved."""
+    scaler = engine.optimizer.loss_scaler
+    scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter = saved["scale"], int(saved["good_steps"]), -1
+    scaler.cur_hysteresis = int(saved.get("hysteresis", scaler.delayed_shift))
+
+
+# fill(share, rows, first): fills the rows from `first` on of a parameter's tensor-parallel share with fp32 values.
+Fill = Callable[[Share, Tensor, int], None]
 
 
 class _Target(NamedTuple):
@@ -179,40 +187,41 @@ class _Target(NamedTuple):
 
 
 @torch.no_grad()
-def put_weights(engine: Any, module: nn.Module, fill: Fill) -> None:
-    """Fills this rank's master weights and the weights of its forward pass. `engine` is DeepSpeed's."""
-    optimizer, flats, by_parameter = engine.optimizer, flat_states(engine), places_of(module)
-    places = {place.name: place for place in by_parameter.values()}
-    pieces = pieces_of(engine, module)
-    if not hasattr(optimizer, "fp32_partitioned_groups_flat"):
-        targets = [(piece.name, _in_flat(flats, piece)) for piece in pieces]
-        targets += [(place.name, _Target(place.start, one.view(-1))) for one, place in by_parameter.items()]
-        _put(places, targets, fill)
+def put_weights(states: DeepspeedStates, fill: Fill) -> None:
+    """Fills this rank's master weights and the weights of its forward pass."""
+    flats = states.flats
+    shares = {share.name: share for share in states.shares.values()}
+    if not states.is_partitioned:
+        targets = [(piece.share.name, _in_flat(flats, piece)) for piece in states.pieces]
+        targets += [(share.name, _Target(share.first, one.view(-1))) for one, share in states.shares.items()]
+        _put(shares, targets, fill)
         return
     # ZeRO-3 makes the weights of the forward pass from the master weights, one group at a time.
     for number in range(len(flats)):
-        targets = [(piece.name, _in_flat(flats, piece)) for piece in pieces if piece.group == number]
-        _put({name: places[name] for name in dict.fromkeys(name for name, _ in targets)}, targets, fill)
-        optimizer._reassign_or_swap_out_partitioned_parameters(number)
+        targets = [(piece.share.name, _in_flat(flats, piece)) for piece in states.pieces if piece.group == number]
+        _put({name: shares[name] for name in dict.fromkeys(name for name, _ in targets)}, targets, fill)
+        states.refresh_group(number)
     # A rank may have no part of a small parameter.
-    _put({name: place for name, place in places.items() if name not in {piece.name for piece in pieces}}, [], fill)
-    gather_small(optimizer)
+    held = {piece.share.name for piece in states.pieces}
+    _put({name: share for name, share in shares.items() if name not in held}, [], fill)
+    states.gather_small()
 
 
 def _in_flat(flats: list[Tensor], piece: Piece) -> _Target:
-    return _Target(piece.start, flats[piece.group].view(-1)[piece.offset : piece.offset + piece.count])
+    return _Target(piece.share.first, piece.within(flats))
 
 
-def _put(places: dict[str, WeightPlace], targets: Iterable[tuple[str, _Target]], fill: Fill) -> None:
-    """Requests the values of each place once, and copies them to all `targets` of that name."""
-    by_name: dict[str, list[_Target]] = {name: [] for name in places}
+def _put(shares: dict[str, Share], targets: Iterable[tuple[str, _Target]], fill: Fill) -> None:
+    """Requests the values of each share once, and copies them to all `targets` of that name."""
+    by_name: dict[str, list[_Target]] = {name: [] for name in shares}
     for name, target in targets:
         by_name[name].append(target)
-    for name, place in places.items():
-        width = math.prod(place.shape[1:])
+    for name, share in shares.items():
+        size = share.tp_shape[1:]
+        width = math.prod(size)
         for first, last in _blocks(by_name[name], width):
-            rows = torch.empty(last - first, *place.shape[1:])
-            fill(place, rows, first)
+            rows = torch.empty(last - first, *size)
+            fill(share, rows, first)
             values, begin, end = rows.view(-1), first * width, last * width
             for target in by_name[name]:
                 low, high = max(begin, target.start), min(end, target.end)

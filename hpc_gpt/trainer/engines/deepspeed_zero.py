@@ -13,7 +13,6 @@ from hpc_gpt.core.engines import ds_config_of
 from hpc_gpt.core.engines.base.ds_config import zero_stage
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.checkpoints.universal import read_universal as read_weights
 from hpc_gpt.trainer.engines.deepspeed_engine import DeepspeedEngine
 from hpc_gpt.trainer.engines.deepspeed_setup import quiet
 from hpc_gpt.trainer.engines.kernels import compile_model
@@ -24,8 +23,6 @@ from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 from hpc_gpt.trainer.ranks import own_group
-
-__all__ = ["build", "read_weights"]
 
 
 class Groups:

@@ -8,8 +8,6 @@ like every other engine. Attention is torch's SDPA, or transformers' eager one i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,8 +18,7 @@ from hpc_gpt.core.settings.requirements import check_package
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.weights.config import config_of
 from hpc_gpt.core.weights.names import WeightPart, held_by_class, parts_of
-from hpc_gpt.trainer.checkpoints import universal
-from hpc_gpt.trainer.checkpoints.universal import WeightPlace
+from hpc_gpt.trainer.checkpoints.states import Share
 from hpc_gpt.trainer.engines.deepspeed_zero import DeepspeedZero
 from hpc_gpt.trainer.engines.library_patches import keep_buffers_in_fp32
 from hpc_gpt.trainer.engines.master_weights import HALF
@@ -43,11 +40,16 @@ class HfDeepspeed(DeepspeedZero):
     def _build_model(self, tp: TensorParallel) -> nn.Module:
         return HfGpt(self._resolved, tp)
 
-    def _fill(self, place: WeightPlace, rows: Tensor, first: int) -> None:
-        if rows.ndim == 2 and parts_of(self._resolved.model, place.name)[0].transposed:
-            self._tp.fill(place.name, rows.t(), None, place.shape[::-1], column=first)
+    @property
+    def _transposed(self) -> frozenset[str]:
+        model = self._resolved.model
+        return frozenset(name for name in model.parameter_names if parts_of(model, name)[0].transposed)
+
+    def _fill(self, share: Share, rows: Tensor, first: int) -> None:
+        if share.transposed:
+            self._tp.fill(share.name, rows.t(), None, share.shape[::-1], column=first)
         else:
-            super()._fill(place, rows, first)
+            super()._fill(share, rows, first)
 
 
 class HfGpt(nn.Module):
@@ -164,9 +166,3 @@ def _draw(initial: InitialWeights, name: str, size: tuple[int, ...], pad: int | 
     if layer.endswith(("projection", "down")):
         return initial.residual(name, size)
     return initial.normal(name, size, zero_row=pad if layer == "embedding" else None)
-
-
-def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
-    """Yields every parameter of the whole model by its full name, in our shape, fp32, without torch.distributed."""
-    for name, weight in universal.read_universal(folder, resolved):
-        yield name, weight.t() if parts_of(resolved.model, name)[0].transposed else weight

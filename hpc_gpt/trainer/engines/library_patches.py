@@ -125,19 +125,6 @@ def keep_buffers_in_fp32(module: nn.Module) -> None:
     module._apply = move  # type: ignore[method-assign]
 
 
-def use_checkpoint_engine(engine: Any, kind: type) -> None:
-    """Gives DeepSpeed's `engine` a checkpoint engine of class `kind`, and omits DeepSpeed's recovery script.
-
-    DeepSpeed 0.19.8 writes between two barriers, so a rank that finds the disk full leaves the others waiting; and the
-    script unpickles the files that it reads. It may go when a checkpoint engine can be passed to
-    `deepspeed.initialize`.
-    """
-    from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
-
-    engine.checkpoint_engine = type(kind.__name__, (kind, CheckpointEngine), {})()
-    engine._copy_recovery_script = lambda save_path: None
-
-
 # --- Replacements that act in every step: the docstrings of `train_step` list them
 
 

@@ -31,6 +31,7 @@ NEWEST = {"torch": "2.15", "deepspeed": "0.19.8"}
 
 _ENGINE = "deepspeed.runtime.engine.DeepSpeedEngine"
 _PIPELINE_ENGINE = "deepspeed.runtime.pipe.engine.PipelineEngine"
+_SCALER = "deepspeed.runtime.fp16.loss_scaler.DynamicLossScaler"
 _BF16_OPTIMIZER = "deepspeed.runtime.bf16_optimizer.BF16_Optimizer"
 _ZERO_12_OPTIMIZER = "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer"
 _ZERO_3_OPTIMIZER = "deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3"
@@ -128,8 +129,8 @@ CHECKPOINTS = Use(
     "deepspeed",
     "saving and loading checkpoints",
     {
-        _ENGINE: "checkpoint_engine _copy_recovery_script _get_ckpt_name _get_zero_ckpt_name basic_optimizer "
-        "global_steps global_samples skipped_steps"
+        _ENGINE: "basic_optimizer global_steps global_samples skipped_steps",
+        _SCALER: "cur_scale cur_iter last_overflow_iter scale_window delayed_shift cur_hysteresis",
     },
 )
 # The names that checkpoints need, by class of DeepSpeed's ZeRO optimizer.

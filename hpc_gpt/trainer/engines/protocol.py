@@ -216,24 +216,20 @@ class TorchEngine(TrainingEngine):
         put_generators(files, self.device)
 
     def load(self, folder: Path) -> None:
-        saved, differing = open_checkpoint(folder, self._resolved)
+        saved, is_alike = open_checkpoint(folder, self._resolved)
         self._states.load(saved)
         self._step = int(saved.about["step"])
         self._scaler.restore(saved.about["loss_scale"])
         self._weights_are_loaded()
         self.balance.load(saved)
-        if not differing:
+        if is_alike:
             load_generators(folder, dist.get_rank(), dist.get_world_size(), self.device)
         dist.barrier()
 
 
 def module_of(engine: str) -> ModuleType:
-    """The engine's module in this package, which has two functions.
-
-    `build(resolved, device) -> TrainingEngine` is called on every rank after torch.distributed is initialised.
-    `read_weights(folder, resolved) -> Iterator[tuple[str, Tensor]]`, of an engine with DeepSpeed, yields every
-    parameter of the whole model in a checkpoint by its full name, fp32, in one process without torch.distributed.
-    """
+    """The engine's module in this package. Its `build(resolved, device) -> TrainingEngine` is called on every rank
+    after torch.distributed is initialised."""
     with no_collections():
         return importlib.import_module(engine_named(engine).trainer)
 
@@ -241,12 +237,7 @@ def module_of(engine: str) -> ModuleType:
 def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
     """Yields every parameter of the whole model in a checkpoint, and every choice bias, by its full name
     (`tensor_parallel.full_name`), in one process without torch.distributed."""
-    module = module_of(resolved.engine.name)
-    if hasattr(module, "read_weights") and not (folder / INDEX).is_file():
-        yield from module.read_weights(folder, resolved)
-        yield from older.read_biases(folder)
-        return
-    saved = SavedStates(folder) if (folder / INDEX).is_file() else older.OlderStates(folder)
+    saved = SavedStates(folder) if (folder / INDEX).is_file() else older.OlderStates(folder, resolved.model)
     yield from ((name, saved.whole(name)) for name in saved.names)
 
 

@@ -23,8 +23,8 @@ shape_parts={}
 cp_exchanges=('heads','keys') has_replicas=False zero_stages=(0,) default_stage=0 switches={OURS} alternatives={}
 recomputes=('none','selective','full') compiles_edges=True fast_ratios={} matmuls={none}
 trains_fp16_on_cpu=True least_steps_after_warmup=0 no_save=
-unfollowed={attn_pdrop,embd_pdrop,initializer_range,output_router_logits,resid_pdrop} converts={}
-loads_checkpoints_of={} saves_weights_again=False counts_evaluation=True has_dropout=False has_fused_kernels=False
+unfollowed={attn_pdrop,embd_pdrop,initializer_range,output_router_logits,resid_pdrop}
+saves_weights_again=False counts_evaluation=True has_dropout=False has_fused_kernels=False
 has_fused_gate=False has_composed_gelu=False selects_operators=False scatters_outputs=False
 keeps_partitioned_outputs=False gathers_one_by_one=False overlaps_reduction=False has_chunks=False
 pads_vocabulary=True any_model=False
@@ -32,39 +32,36 @@ is_unfused=None synchronizations=1.0 scales_first=False is_pytorchs=False splits
 """
 OURS = {"activation_offload", "attention", "compile", "compile_backend", "cp_exchange", "fused_bias_gradients",
         "keep_residuals", "loss_chunks", "one_pass_loss", "recompute"}  # fmt: skip
-ANY_LAYOUT = "engine.partition,engine.tiles,engine.zero_stage,layout.cp,layout.dp,layout.pp,layout.tp"
 # Of each engine what differs, but for the words of hints (tests/cli/refused/engines.txt).
 ENGINES = {
-    "deepspeed-3d": f"""order=10 plan_order=20 packages=('torch','deepspeed')
-        axes={{cp,pp,tp}} zero_stages=(0,1) default_stage=1
-        shape_parts={{experts,qk_norm,rotated}}
-        switches={{OURS,partition,sequence_parallel}} compiles_edges=False trains_fp16_on_cpu=False
-        converts={{{ANY_LAYOUT}}} loads_checkpoints_of={{deepspeed-zero}} saves_weights_again=True
+    "deepspeed-3d": """order=10 plan_order=20 packages=('torch','deepspeed')
+        axes={cp,pp,tp} zero_stages=(0,1) default_stage=1
+        shape_parts={experts,qk_norm,rotated}
+        switches={OURS,partition,sequence_parallel} compiles_edges=False trains_fp16_on_cpu=False
+        saves_weights_again=True
         has_fused_kernels=True keeps_partitioned_outputs=True buckets_a_reduction=2""",
-    "deepspeed-zero": f"""order=20 plan_order=30 packages=('torch','deepspeed')
-        axes={{cp,tp}} zero_stages=(0,1,2,3) default_stage=1
-        shape_parts={{experts,qk_norm,rotated}}
-        switches={{OURS,offload,sequence_parallel,tiles}} trains_fp16_on_cpu=False
-        fast_ratios={{'compile':(None,None,1.009),'one_pass_loss':(None,None,1.054),'keep_residuals':(None,None,1.018),'fused_bias_gradients':(None,None,1.018)}}
-        converts={{{ANY_LAYOUT}}} loads_checkpoints_of={{deepspeed-3d}} saves_weights_again=True
+    "deepspeed-zero": """order=20 plan_order=30 packages=('torch','deepspeed')
+        axes={cp,tp} zero_stages=(0,1,2,3) default_stage=1
+        shape_parts={experts,qk_norm,rotated}
+        switches={OURS,offload,sequence_parallel,tiles} trains_fp16_on_cpu=False
+        fast_ratios={'compile':(None,None,1.009),'one_pass_loss':(None,None,1.054),'keep_residuals':(None,None,1.018),'fused_bias_gradients':(None,None,1.018)}
+        saves_weights_again=True
         has_fused_kernels=True gathers_one_by_one=True synchronizations=0.1""",
     "fsdp": """order=30 plan_order=40 axes={cp,ep,tp} has_replicas=True shape_parts={experts,qk_norm,rotated}
         switches={OURS,gather_blocks,offload,prefetch,reshard} matmuls={fp8-tensor,none}
-        converts={layout.cp,layout.dp,layout.ep,layout.shard,layout.tp} loads_checkpoints_of={ddp}
         selects_operators=True overlaps_reduction=True pads_vocabulary=False synchronizations=0.1 scales_first=True
         is_pytorchs=True""",
     "ddp": """order=40 plan_order=10 axes={cp,ep} switches={OURS,sharded_optimizer}
         shape_parts={experts,qk_norm,rotated}
         fast_ratios={'compile':(1.012,1.003,1.003),'one_pass_loss':(1.062,1.005,1.058),'keep_residuals':(1.012,1.009,1.01),'fused_bias_gradients':(1.013,1.012,1.01)}
-        matmuls={fp8-tensor,none} converts={layout.cp,layout.dp,layout.ep,layout.shard,layout.tp}
-        loads_checkpoints_of={fsdp} overlaps_reduction=True pads_vocabulary=False synchronizations=0.1
+        matmuls={fp8-tensor,none} overlaps_reduction=True pads_vocabulary=False synchronizations=0.1
         scales_first=True""",
     "hf-deepspeed": """order=50 plan_order=60 packages=('torch','deepspeed','transformers') trains_our_model=False
         zero_stages=(1,2,3)
         default_stage=3 shape_parts={experts,qk_norm,rotated}
         switches={attention,compile,compile_backend,offload,recompute}
         recomputes=('none','full') compiles_edges=False trains_fp16_on_cpu=False
-        converts={engine.zero_stage,layout.dp} saves_weights_again=True has_composed_gelu=True
+        saves_weights_again=True has_composed_gelu=True
         gathers_one_by_one=True any_model=True""",
     "megatron-lm": """order=60 plan_order=50 packages=() trains_our_model=False is_program=True axes={cp,ep,etp,pp,tp}
         shape_parts={experts,mtp_layers,rotated} cp_exchanges=('heads','keys','ring') compiles_edges=False

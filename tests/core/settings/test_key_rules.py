@@ -23,15 +23,14 @@ data never schedule: mix phases=()
 data free speed least=0: workers=0
 data free speed: on_bad_shard=stop
 data free nothing least=0: max_epochs=4.0
-engine converted speed: name=deepspeed-3d zero_stage partition=layers tiles=1
-engine free speed: recompute=none attention=auto compile=none compile_backend=inductor sequence_parallel=False
+engine free speed: name=deepspeed-3d zero_stage partition=layers tiles=1 recompute=none attention=auto
+    compile=none compile_backend=inductor sequence_parallel=False
     offload=none activation_offload=False loss_chunks=1 sharded_optimizer=False
     prefetch=True reshard=True megatron_args=() keep_residuals=False one_pass_loss=False fused_bias_gradients=False
     cp_exchange=heads gather_blocks
-layout converted speed: tp pp dp shard
-layout converted speed defaults=(None,1): cp ep
+layout free speed defaults=(None,1): cp ep
 layout never speed: etp global_batch
-layout free speed: gpus nodes micro_batch micro_batches
+layout free speed: tp pp dp shard gpus nodes micro_batch micro_batches
 layout free nothing: allow_tp_across_nodes=False
 train never speed: dtype=bf16 optimizer=adamw matmul=none
 train never speed least=0: clip=1.0

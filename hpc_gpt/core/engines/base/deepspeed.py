@@ -22,11 +22,9 @@ from hpc_gpt.core.engines.base.ds_config import (
 from hpc_gpt.core.engines.base.facts import EngineFacts, Fault
 from hpc_gpt.core.engines.base.training import StateBytes, Training, zero_states
 from hpc_gpt.core.settings.experiment import Engine
-from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.shape_split import outer_params
 
-ANY_LAYOUT = frozenset({*(f"layout.{axis}" for axis in AXES), "engine.zero_stage", "engine.partition", "engine.tiles"})
 # DeepSpeed computes the norm of a gradient in pieces of so many elements.
 NORM_ELEMENTS = 2.5e8
 

@@ -105,8 +105,6 @@ class EngineFacts(States):
     )
 
     # --- its checkpoints
-    converts: ClassVar[frozenset[str]] = frozenset()  # keys in which a checkpoint may differ from the run that resumes
-    loads_checkpoints_of: ClassVar[frozenset[str]] = frozenset()  # other engines
     # Whether it saves 16-bit weights, too, not the fp32 master weights alone.
     saves_weights_again: ClassVar[bool] = False
 

@@ -8,7 +8,6 @@ class PlainTorch(EngineFacts):
     order = 70  # its place in lists; what is not given here is as in EngineFacts
     alternatives = {"sharded_optimizer": "use --engine ddp", "zero_stage": "use --engine deepspeed-zero"}
     axes = frozenset({"cp"})
-    converts = frozenset({"layout.cp", "layout.dp"})
 
     def rule(self, training: Training) -> str:
         return "fp32" if training.dtype == "fp32" else "masters"

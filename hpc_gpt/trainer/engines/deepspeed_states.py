@@ -1,0 +1,197 @@
+"""Where DeepSpeed keeps the elements of each parameter on this rank: its weights in fp32, and the optimizer's states.
+
+Under ZeRO they are pieces of flat tensors. A piece is a share of a parameter (`checkpoints.states.Share`) at a place in
+one of them. With these pieces the weights get their first values, and a checkpoint is saved and loaded, so DeepSpeed's
+own files are never written.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.checkpoints.states import WEIGHT, Held, SavedStates, Share, kept_rows
+from hpc_gpt.trainer.model.tensor_parallel import full_name, split_of, tile_of
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A share that lies in the rank's flat tensor number `group`, from `offset` on."""
+
+    share: Share
+    group: int
+    offset: int
+
+    def within(self, flats: list[Tensor]) -> Tensor:
+        """Its elements in one kind of flat tensors."""
+        return flats[self.group].view(-1)[self.offset : self.offset + self.share.count]
+
+
+class DeepspeedStates:
+    """The elements that this rank of DeepSpeed's `engine` holds of the parameters of `module`.
+
+    `tp_rank` of `tp` ranks share a parameter that is split. `transposed`: the names of matrices that the module holds
+    transposed.
+    """
+
+    def __init__(
+        self,
+        engine: Any,
+        module: nn.Module,
+        model: ModelShape,
+        tp_rank: int,
+        tp: int,
+        transposed: frozenset[str] = frozenset(),
+    ) -> None:
+        self._engine, self._model = engine, model
+        self._tp_rank, self._tp, self._transposed = tp_rank, tp, transposed
+        self.shares = self._shares(module)
+        self.pieces = [*self._pieces()]
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether ZeRO-3 divides the weights of the forward pass, too."""
+        return hasattr(self._engine.optimizer, "fp32_partitioned_groups_flat")
+
+    @property
+    def flats(self) -> list[Tensor]:
+        """The fp32 weights that this rank updates: flat tensors under ZeRO, otherwise the parameters themselves."""
+        for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
+            if hasattr(self._engine.optimizer, name):
+                return [*getattr(self._engine.optimizer, name)]
+        return [parameter for group in self._base.param_groups for parameter in group["params"]]
+
+    def held(self, is_first: bool, without: frozenset[str] = frozenset()) -> Iterator[Held]:
+        """Yields what this rank saves; `without` the parameters of these names.
+
+        Without ZeRO only the `is_first` of the data-parallel ranks has something to save. A parameter that tp does not
+        split is saved by the first tp rank.
+        """
+        if not hasattr(self._engine.optimizer, "optimizer") and not is_first:
+            return
+        flats = self.flats
+        states = [self._base.state.get(flat, {}) for flat in flats]
+        for piece in self.pieces:
+            share = piece.share
+            if share.name in without or (share.split is None and self._tp_rank):
+                continue
+            yield Held(share, WEIGHT, piece.within(flats))
+            for kind, value in states[piece.group].items():
+                if isinstance(value, Tensor) and value.ndim:
+                    yield Held(share, kind, value.view(-1)[piece.offset : piece.offset + share.count])
+
+    def numbers(self) -> dict[str, float]:
+        """The optimizer's states that are one number, the same for all parameters."""
+        state = next(iter(self._base.state.values()), {})
+        return {kind: float(value) for kind, value in state.items() if not isinstance(value, Tensor) or not value.ndim}
+
+    @torch.no_grad()
+    def load(self, saved: SavedStates) -> None:
+        """Fills the weights and the optimizer's states, which any engine has saved."""
+        flats = self.flats
+        states: list[dict[str, Tensor]] = [{} for _ in flats]
+        for piece in self.pieces:
+            saved.read(piece.share, WEIGHT, piece.within(flats))
+            flat, state = flats[piece.group], states[piece.group]
+            for kind in saved.kinds(piece.share.name):
+                if kind not in state:  # in the memory of the one that is there
+                    own = self._base.state.get(flat, {}).get(kind)
+                    state[kind] = torch.zeros_like(flat) if own is None else own.zero_()
+                saved.read(piece.share, kind, state[kind].view(-1)[piece.offset : piece.offset + piece.share.count])
+        for flat, state in zip(flats, states, strict=True):
+            # The numbers of a fused kernel must be on the device.
+            device = flat.device if self._base.param_groups[0].get("fused") else torch.device("cpu")
+            numbers = {kind: torch.tensor(value, device=device) for kind, value in saved.optimizer.items()}
+            if state or numbers:
+                self._base.state[flat] = state | numbers
+        for parameter, share in self.shares.items():
+            if not hasattr(parameter, "ds_id"):  # else it is made from the flat tensors
+                saved.read(share, WEIGHT, parameter)
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Makes the divided weights of the forward pass from the fp32 weights; under ZeRO-3 alone."""
+        if self.is_partitioned:
+            for number in range(len(self.flats)):
+                self.refresh_group(number)
+            self.gather_small()
+
+    def refresh_group(self, number: int) -> None:
+        """`refresh` for one flat tensor."""
+        self._engine.optimizer._reassign_or_swap_out_partitioned_parameters(number)
+
+    def gather_small(self) -> None:
+        """Gathers again the weights that ZeRO-3 keeps whole on every rank, after their partitions have changed."""
+        persistent = self._engine.optimizer.persistent_parameters
+        if persistent:
+            persistent[0].partition(persistent)
+            persistent[0].all_gather(persistent)
+
+    @property
+    def _base(self) -> torch.optim.Optimizer:
+        base: torch.optim.Optimizer = self._engine.basic_optimizer
+        return base
+
+    def _shares(self, module: nn.Module) -> dict[nn.Parameter, Share]:
+        """The share that each parameter is. A tile is some rows of a tp rank's share; any other one is all of it."""
+        tiles: dict[str, list[tuple[int, nn.Parameter, tuple[int, ...]]]] = {}
+        for parameter in module.parameters():
+            tile = tile_of(parameter)
+            shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+            tiles.setdefault(full_name(parameter), []).append((tile.number if tile else 0, parameter, shape))
+        shares = {}
+        for name, parts in tiles.items():
+            parts.sort(key=lambda part: part[0])
+            split = split_of(parts[0][1])
+            whole = [sum(shape[0] for _, _, shape in parts), *parts[0][2][1:]]
+            if split is not None:
+                whole[split.dim] *= self._tp
+            first, kept = 0, kept_rows(self._model, name, whole[0])
+            is_transposed = len(whole) == 2 and name in self._transposed
+            for _, parameter, shape in parts:
+                count = math.prod(shape)
+                shares[parameter] = Share(
+                    name, tuple(whole), split, self._tp_rank, self._tp, first, count, kept, is_transposed
+                )
+                first += count
+        return shares
+
+    def _pieces(self) -> Iterator[Piece]:
+        """Yields this rank's pieces, in the order of its flat tensors."""
+        optimizer = self._engine.optimizer
+        if self.is_partitioned:
+            for number, parameters in enumerate(optimizer.fp16_groups):
+                yield from self._equal_parts(number, parameters)
+            return
+        groups = getattr(optimizer, "bit16_groups", None) or getattr(optimizer, "bf16_groups", None)
+        if groups is None:
+            for number, flat in enumerate(self.flats):
+                yield Piece(self.shares[flat], number, 0)  # type: ignore[index]
+            return
+        for number, parameters in enumerate(groups):
+            for parameter in parameters:
+                mapping = parameter._hp_mapping
+                if mapping is not None:
+                    at, source = mapping.hp_fragment_address, mapping.lp_fragment_address
+                    yield self._piece(parameter, number, at.start, source.start, source.numel)
+
+    def _equal_parts(self, group: int, parameters: list[Any]) -> Iterator[Piece]:
+        """Yields the pieces of a group of ZeRO-3: every rank has an equal part of each parameter, the last ones
+        padded."""
+        offset = 0
+        for parameter in parameters:
+            size = int(parameter.partition_numel())
+            start = size * dist.get_rank(group=parameter.ds_process_group)
+            count = min(size, parameter.ds_numel - start)
+            if count > 0:
+                yield self._piece(parameter, group, offset, start, count)
+            offset += size
+
+    def _piece(self, parameter: nn.Parameter, group: int, offset: int, start: int, count: int) -> Piece:
+        share = self.shares[parameter]
+        return Piece(replace(share, first=share.first + start, count=count), group, offset)
