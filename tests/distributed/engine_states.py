@@ -1,5 +1,6 @@
 """What an engine holds, as whole tensors, through the engine's own objects and not through its checkpoint."""
 
+import logging
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from hpc_gpt.trainer.engines.protocol import TorchEngine
 from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, is_of_experts, split_of, tile_of
 
 States = dict[str, dict[str, Tensor]]
+# It warns of two all-gathers in a row.
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 def states_of(engine: Any) -> States:

@@ -58,7 +58,8 @@ def our_logits(run: RunFolder, step: int, tokens: torch.Tensor) -> torch.Tensor:
     weights = dict(read_weights(run.checkpoints / f"step-{step:08d}", resolved))
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(weights.pop(full_name(parameter)))
+            weight = weights.pop(full_name(parameter))  # without the vocabulary's padding
+            parameter[: len(weight)].copy_(weight)
         assert not weights
         return model.logits(tokens)[..., :VOCAB]
 
@@ -113,7 +114,7 @@ def test_the_verb_takes_a_run_and_a_step_and_says_what_it_wrote(runs, tmp_path, 
 
 def test_a_damaged_checkpoint_is_passed_over(runs, tmp_path, capsys):
     run = runs["deepspeed-zero"]
-    [victim, *_] = sorted((run.checkpoints / "step-00000004").rglob("*.pt"))
+    [victim, *_] = sorted((run.checkpoints / "step-00000004").rglob("*.safetensors"))
     sound = victim.read_bytes()
     try:
         victim.write_bytes(sound[:-1] + bytes([sound[-1] ^ 1]))
