@@ -96,7 +96,7 @@ class OlderStates(SavedStates):
 
     def _add_replicated(self) -> None:
         """Adds what ddp wrote: a tensor is in one file, or some of its experts are in each of several."""
-        files = [(self._open("weights.pt"), {})]
+        files: list[tuple[Any, Any]] = [(self._open("weights.pt"), {})]
         files += [({}, self._open(path.name)) for path in sorted(self.folder.glob("optimizer-*.pt"))]
         experts = [self._open(path.name) for path in sorted(self.folder.glob("experts-*.pt"))]
         files += [(one["weights"], one["states"]) for one in experts]

@@ -87,7 +87,7 @@ class DeepspeedStates:
 
     def numbers(self) -> dict[str, float]:
         """The optimizer's states that are one number, the same for all parameters."""
-        state = next(iter(self._base.state.values()), {})
+        state: dict[str, Any] = next(iter(self._base.state.values()), {})
         return {kind: float(value) for kind, value in state.items() if not isinstance(value, Tensor) or not value.ndim}
 
     @torch.no_grad()
