@@ -62,7 +62,7 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
         "data_beside": None if "data.path" in request.given else run.data_beside,
         "hold": CheckpointHold(owner, point.step, lambda: _is_live(owner)),
     }
-    prepared = prepare_child(run, resolved, title, inputs, profile, request.template, request.force, **fields)
+    prepared = prepare_child(run, resolved, title, inputs, profile, request, **fields)
     notes = (
         *branch_lines(settings, resolved, run, point.step),
         *(f"note: {note}" for note in point.notes),

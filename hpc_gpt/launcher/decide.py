@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,6 @@ from hpc_gpt.launcher.until import (
 from hpc_gpt.planner.prediction import PlanChoice, Prediction, constants_of, faster_notes, plan_open, predict
 
 if TYPE_CHECKING:
-    from hpc_gpt.core.settings.smoke import SmallExperiment
     from hpc_gpt.launcher.forecast import Forecast
     from hpc_gpt.planner.search import Candidate
 
@@ -86,27 +85,10 @@ def prepare(request: Request, queueing: bool = False, faster: bool = False) -> P
 
 
 @dataclass
-class _Draft:
-    """A run while it is decided: each step fills in what the later ones read.
+class _Draft(Decided):
+    """A run while it is decided: each step fills in what the later ones read."""
 
-    `given_keys`: the dotted keys that the user gives. `full` are the sizes on the intended cluster, that of
-    `full_profile`, and `run` those of the run itself. `batch`: the reason for the batch of a run without a file.
-    """
-
-    request: Request
-    profile: ClusterProfile
-    file: ExperimentFile
-    row: str | None
-    experiment: Experiment
-    given_keys: frozenset[str]
-    full_profile: ClusterProfile
-    wants_faster: bool
-    full: Sized = field(init=False)
-    run: Sized = field(init=False)
-    batch: str = ""
-    plan: PlanChoice = field(default_factory=PlanChoice)
-    length: tuple[str, ...] = ()
-    small: SmallExperiment | None = None
+    wants_faster: bool = False
     inputs: ForecastInputs | None = None
 
     @property
@@ -141,7 +123,7 @@ def prepare_row(
         row=row,
         template=request.template,
         inputs=draft.inputs,
-        notes=_notes(draft),
+        notes=[*notes_of(draft)],
         data_beside=folder_beside(file, draft.run.data, request.overrides, row),
         faster=faster_notes(prediction, draft.run, draft.given_keys, draft.plan.best) if draft.wants_faster else (),
         copies=request.copies,
@@ -210,26 +192,6 @@ def _size(draft: _Draft) -> None:
             return
         draft.plan = PlanChoice(best=draft.plan.best)
     draft.run = size_run(experiment, draft.profile)
-
-
-def _notes(draft: _Draft) -> list[str]:
-    """5. The notes for the user."""
-    decided = Decided(
-        request=draft.request,
-        file=draft.file,
-        row=draft.row,
-        experiment=draft.experiment,
-        full=draft.full,
-        full_profile=draft.full_profile,
-        run=draft.run,
-        profile=draft.profile,
-        given_keys=draft.given_keys,
-        planned=draft.plan.lines,
-        length=draft.length,
-        batch=draft.batch,
-        small=draft.small,
-    )
-    return [*notes_of(decided)]
 
 
 def _check_request(request: Request, facts: EngineFacts, until: Until) -> None:

@@ -11,7 +11,7 @@ import itertools
 import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.launcher.attempts.restart import restart_notes
 from hpc_gpt.launcher.request import DEFAULTS, lacks_bf16
 from hpc_gpt.launcher.until import short_of_time
+from hpc_gpt.planner.prediction import PlanChoice
 
 if TYPE_CHECKING:
     from hpc_gpt.core.settings.cluster import ClusterProfile
@@ -53,26 +54,26 @@ _BATCH = ("micro_batches", "global_batch")
 _OPENS_OF_TORCH, _OPENS_S = 27_000, 50_000
 
 
-@dataclass(frozen=True)
+@dataclass
 class Decided:
-    """What was decided about a run, for the notes on it.
+    """What is decided about a run, as far as its notes tell of it.
 
     `experiment` is at full size, and `full` its sizes on `full_profile`; a smoke run has the sizes of `small` instead.
-    `run`: the sizes of the run on `profile`. `given_keys`: the dotted keys that the user gives. `planned` and `length`
-    are the lines on the plan's choice and on how far it trains; `batch` is the reason for the default batch.
+    `run`: the sizes of the run on `profile`. `given_keys`: the dotted keys that the user gives. `plan` has the lines on
+    its choice, `length` those on how far it trains; `batch` is the reason for the batch of a run without a file.
     """
 
     request: Request
+    profile: ClusterProfile
     file: ExperimentFile
     row: str | None
     experiment: Experiment
-    full: Sized
-    full_profile: ClusterProfile
-    run: Sized
-    profile: ClusterProfile
     given_keys: frozenset[str]
-    planned: Sequence[str] = ()
-    length: Sequence[str] = ()
+    full_profile: ClusterProfile
+    full: Sized = field(init=False)
+    run: Sized = field(init=False)
+    plan: PlanChoice = field(default_factory=PlanChoice)
+    length: tuple[str, ...] = ()
     batch: str = ""
     small: SmallExperiment | None = None
 
@@ -139,7 +140,7 @@ def _compiled_text(engine: Engine) -> str:
 
 
 def _planned(run: Decided) -> Iterator[str]:
-    yield from run.planned
+    yield from run.plan.lines
     yield from run.length
 
 
@@ -251,11 +252,12 @@ def prediction_lines(prepared: PreparedRun, logs: Path) -> list[str]:
 
 def data_rows(prepared: PreparedRun) -> list[Line]:
     """The lines on the files that a run copies and reads, for the user after its submission."""
-    from hpc_gpt.core.runs.work_archive import describe_copy
+    run, lines = prepared.resolved, list[Line]()
+    if (work := prepared.copies.work(run)) is not None:
+        from hpc_gpt.core.runs.work_archive import describe_copy
 
-    run = prepared.resolved
-    copied = describe_copy(run, prepared.copies.work(run))
-    return [*(Line("copy", text) for text in copied), *data_lines(run, prepared.data_beside)]
+        lines = [Line("copy", text) for text in describe_copy(run, work)]
+    return [*lines, *data_lines(run, prepared.data_beside)]
 
 
 def data_lines(resolved: Resolved, data_beside: Path | None) -> tuple[Line, ...]:

@@ -6,7 +6,6 @@ import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +52,6 @@ from hpc_gpt.planner.prediction import Prediction
 
 if TYPE_CHECKING:
     from hpc_gpt.launcher.forecast import Forecast
-    from hpc_gpt.launcher.past_timings import PastTimings
 
 # The options that may change when the script of a run is started again.
 _OPTIONS_ON_RESUME = ("job.time", "job.partition", "job.account", "job.qos", "job.exclude")
@@ -111,9 +109,7 @@ def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: b
             f"{run.run_id} is a race, which resumes as it is",
             "submit another --race; report RACE prints how to train with its winner",
         )
-    prepared, parent = prepare_resumption(
-        run, request.given, profile, request.template, request.force, request.until, request.past, from_start
-    )
+    prepared, parent = prepare_resumption(run, request, profile, from_start)
     action = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
     return NewRun(prepared, parent, (*prepared.notes, f"{action}, as {prepared.resolved.layout}"))
 
@@ -230,21 +226,14 @@ def _check_rates(run: RunFolder, settings: Resolved, resolved: Resolved, reached
 
 
 def prepare_resumption(
-    run: RunFolder,
-    changes: Mapping[str, Any],
-    profile: ClusterProfile | None,
-    template: Path | None,
-    force: bool,
-    until: Until,
-    past: PastTimings,
-    from_start: bool = False,
+    run: RunFolder, request: Request, profile: ClusterProfile | None = None, from_start: bool = False
 ) -> tuple[PreparedRun, Parent | None]:
-    """A new run that resumes from `run`, with `changes` to its settings; `profile` None keeps its profile.
+    """A new run that resumes from `run` with the keys that the request gives; `profile` None keeps its profile.
 
-    `until` says how far to train; `past` has the measurements of earlier runs. `force` accepts a layout that is
-    predicted not to fit. `from_start`: it begins at step 0, without a parent. Raises RunFolderError as `check_not_live`
-    does; LayoutError or ConfigError if it cannot resume with these settings.
+    `from_start`: it begins at step 0, without a parent. Raises RunFolderError as `check_not_live` does; LayoutError or
+    ConfigError if it cannot resume with these settings.
     """
+    changes, until = request.given, request.until or Until()
     check_not_live(run)
     settings = run.resolved()
     parent, point = (None, ResumePoint(0)) if from_start else parent_of(run)
@@ -268,14 +257,14 @@ def prepare_resumption(
             f"note: the learning rate falls ({fall}) to the end of {before} steps until step {point.step}, and of "
             f"{steps} steps after it: no unbroken run of either length has this rate"
         )
-    inputs = ForecastInputs(until, past, "job.signal_lead_s" in changes, run, point.step)
+    inputs = ForecastInputs(until, request.past, "job.signal_lead_s" in changes, run, point.step)
     hold = None
     if parent is not None:
         name = checkpoint_folder_name(point.step)
         owners = [source for source, _ in checkpoint_sources(run) if (source.checkpoints / name).is_dir()]
         hold = ResumptionHold(owners[0], point.step, lambda: False) if owners else None
     fields = {"notes": notes, "data_beside": run.data_beside, "hold": hold}
-    return prepare_child(run, resolved, title, inputs, profile, template, force, **fields), parent
+    return prepare_child(run, resolved, title, inputs, profile, request, **fields), parent
 
 
 def prepare_child(
@@ -284,8 +273,7 @@ def prepare_child(
     title: str,
     inputs: ForecastInputs,
     profile: ClusterProfile | None,
-    template: Path | None,
-    force: bool,
+    request: Request,
     **others: Any,
 ) -> PreparedRun:
     """A new run with settings that descend from those of `run`. `others` are further fields of a PreparedRun; the other
@@ -295,8 +283,8 @@ def prepare_child(
         with contextlib.suppress(UserError):  # the present one has the planner's keys, which a run does not store
             planner = load_profile(planner.name, of_a_run=True)
     inputs = replace(inputs, data_from=resolved.data_from)
-    prediction = predict_run(resolved, planner, refuse=not force)
-    return make_run(resolved, prediction, title=title, template=template, inputs=inputs, **others)
+    prediction = predict_run(resolved, planner, refuse=not request.force)
+    return make_run(resolved, prediction, title=title, template=request.template, inputs=inputs, **others)
 
 
 def changed_length(settings: Resolved, until: Until, changes: Mapping[str, Any]) -> dict[str, Any]:

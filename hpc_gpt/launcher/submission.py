@@ -24,7 +24,6 @@ from hpc_gpt.core.runs.run_folder import (
     create_run,
 )
 from hpc_gpt.core.runs.snapshot import check_path
-from hpc_gpt.core.runs.work_archive import WORK_KEY
 from hpc_gpt.core.secrets import is_secret
 from hpc_gpt.core.settings.program_text import check_file_text
 from hpc_gpt.core.settings.resolved import Resolved
@@ -175,6 +174,8 @@ def write_run(
     if prepared.job_script is not None:
         own_keys |= prepared.job_script.provenance
     if (work := prepared.copies.work(resolved)) is not None:
+        from hpc_gpt.core.runs.work_archive import WORK_KEY
+
         own_keys[WORK_KEY] = work.sha256
     own_keys |= {NOTES: standing} if (standing := standing_lines(prepared)) else {}
     tables = {

@@ -14,7 +14,6 @@ from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.layout import solve_batch
 from hpc_gpt.core.settings.resolve import experiment_of
 from hpc_gpt.core.settings.sized import Sized, runs_program
-from hpc_gpt.planner.figures import as_text, memory_text, plan_figures
 
 if TYPE_CHECKING:
     from hpc_gpt.core.engines.base.training import Training
@@ -202,6 +201,8 @@ def constants_of(profile: ClusterProfile) -> Constants:
 
 
 def _text(resolved: Sized, predicted: Predicted) -> str:
+    from hpc_gpt.planner.figures import as_text, memory_text, plan_figures
+
     time = as_text(plan_figures(predicted.run), "step", "band") or f"time not predicted: {predicted.no_time}"
     fits = "" if predicted.run.fits else ": does not fit"
     return f"{resolved.layout} needs {memory_text(predicted.run)}{fits}; {time}"
@@ -223,6 +224,8 @@ def _tables(predicted: Predicted) -> dict[str, Any]:
 
 
 def _refusal(resolved: Sized, predicted: Predicted) -> LayoutError:
+    from hpc_gpt.planner.figures import as_text, memory_text, plan_figures
+
     run = predicted.run
     message = f"{resolved.layout} is predicted not to fit on {predicted.machine.device}: it needs {memory_text(run)}"
     nearest = _nearest(resolved, predicted)
@@ -358,6 +361,8 @@ def _faster_layout(resolved: Sized, predicted: Predicted, ours: StepTime, best: 
 
 def _instead(faster: Candidate, run: Candidate) -> str:
     """The step times of `faster` and of `run` as text."""
+    from hpc_gpt.planner.figures import plan_figures
+
     ours, theirs = ({key: figure.text for key, figure in plan_figures(one).items()} for one in (run, faster))
     return f"step {theirs['step']} instead of {ours['step']}, give or take {theirs['band']} and {ours['band']}"
 

@@ -14,7 +14,6 @@ from hpc_gpt.core.runs.checkpoints import list_complete
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.launcher.branching import prepare_branch
-from hpc_gpt.launcher.past_timings import PastTimings
 from hpc_gpt.launcher.request import Request
 from hpc_gpt.launcher.resumption import prepare_resumption
 from hpc_gpt.launcher.submission import write_run
@@ -133,7 +132,7 @@ def test_other_data_begin_at_their_first_sample_once(tmp_path, tokens, other_tok
     shutil.rmtree(other.checkpoints / "step-00000008")
     trained(other)
     assert losses(other)[4:] == losses(second)[2:4]
-    further, parent = prepare_resumption(other, {}, None, None, False, Until(steps=10), PastTimings(list))
+    further, parent = prepare_resumption(other, Request("", None, None, {}, until=Until(steps=10)))
     assert losses(trained(write_run(further, tmp_path, {}, parent=parent))) == losses(second)[4:]
     # Data once more others are new to it.
     assert losses(trained(branched(other, 6, 8, data__path=paths[0]))) == losses(first)[:2]

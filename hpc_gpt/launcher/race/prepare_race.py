@@ -46,14 +46,10 @@ _START_S, _END_S = 120.0, 60.0
 # A visit only trains, as many steps as the race says: it saves nothing, and has no end or limit of its own.
 _VISIT: Mapping[str, Any] = {
     "train.save_every": 0,
-    "train.save_minutes": None,
     "train.save_at": (),
     "train.save_last": False,
-    "train.until_loss": None,
     "train.eval_every": 0,
-    "train.minutes": None,
-    "job.max_gpu_hours": None,
-    "job.time": None,
+    **dict.fromkeys(("train.save_minutes", "train.until_loss", "train.minutes", "job.max_gpu_hours", "job.time")),
     "job.preflight": False,
 }
 # Keys beside layout and engine that leave the training the same.

@@ -19,9 +19,8 @@ from hpc_gpt.core.runs.branches import ResumptionHold, is_read, reading, reserve
 from hpc_gpt.core.runs.lineage import Parent
 from hpc_gpt.core.runs.retention import rename_to_delete
 from hpc_gpt.core.runs.run_folder import RESUMED_FROM, RunFolder
-from hpc_gpt.launcher.past_timings import PastTimings
+from hpc_gpt.launcher.request import Request
 from hpc_gpt.launcher.resumption import prepare_resumption
-from hpc_gpt.launcher.until import Until
 from tests.cli.command import error_of, in_process
 from tests.made_runs import (
     add_attempt,
@@ -154,7 +153,7 @@ def test_what_a_job_of_after_needs_and_what_is_read_stays():
 
 def test_a_run_that_resumes_leaves_a_note_in_the_one_it_needs():
     run = ended_run(10, 20)
-    prepared, _ = prepare_resumption(run, {"train.log_every": 1}, None, None, False, Until(), PastTimings(list))
+    prepared, _ = prepare_resumption(run, Request("", None, None, {}, given={"train.log_every": 1}))
     child = make_run(logs_dir())
     prepared.hold.place(child.path)
     assert reserved_steps(run.path) == {20}
