@@ -209,7 +209,10 @@ class ForeignLog:
     def finish(self) -> None:
         """Waits for the last line, but not for a process that the program left behind and that holds the pipe open."""
         assert self._thread is not None
-        self._thread.join(timeout=5)
+        read = -1
+        while self._thread.is_alive() and read != self.chunks:
+            read = self.chunks
+            self._thread.join(timeout=5)
         self.flush_steps(math.inf)
         self.keep_loss(0.0)
 
