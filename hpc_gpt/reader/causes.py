@@ -100,7 +100,8 @@ _KILLED = re.compile(
 _VAGUE_OF_TOOLS = ("user_error", "error", "port_taken")
 _OF_SHELL = re.compile(r"\bexit code 12[67]\b")
 _REQUEUE_FAILED = re.compile(r"(?i)requeu\w{0,4}\b.{0,60}\bfailed\b")
-# What a handler or a shell says of a process that a signal ended, and the innermost line of Python of its thread.
+# Finds what a handler or a shell says of a process that a signal ended; and, in the handler's stack, the innermost line
+# of Python.
 _A_DEATH = re.compile(
     r"(?:Fatal Python error: |Signal: |Caught signal |\d{1,10} )?(?:Segmentation|Bus|Illegal|Floating)"
 )
@@ -223,7 +224,7 @@ def _frame_of(death: Failure, echoes: Sequence[Failure]) -> str:
 def _failures(
     parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool
 ) -> tuple[list[Failure], list[Failure], list[Failure]]:
-    """(all failures of the parts, the failures that may have ended the attempt, the survived ones)."""
+    """Returns (all failures of the parts, the failures that may have ended the attempt, the survived ones)."""
     if not any(part.failures or part.ends for part in parts):
         return [], [], []
     failures: list[Failure] = []
@@ -270,7 +271,7 @@ def _failures(
 def _place_of(
     chosen: Failure, failures: Sequence[Failure], echoes: Sequence[Failure], parts: Sequence[Part]
 ) -> tuple[int | None, str | None, str, list[str]]:
-    """(the rank of a cause, its node, the reason to blame it if others waited, what both are inferred from)."""
+    """Returns (the rank of a cause, its node, the reason to blame it if others waited, what both are inferred from)."""
     # By lines that name rank and node, such as srun's and torchelastic's; the first one counts.
     nodes: dict[int, str] = nodes_of_tasks(failures)
     nodes |= {other.rank: other.node for other in reversed(failures) if other.rank is not None and other.node}
@@ -337,7 +338,7 @@ class _OwnFailures:
         """Adds a part of the file."""
         self.begun = max(self.begun, last_setting(part), part.first_line if part.started else 0)
         for failure in failures:
-            # srun reports a task that may itself have said more; a shell's message is not about a task.
+            # Skip srun's reports, as a task's own message is better, and messages of a shell, which name no task.
             if (
                 not failure.echo
                 and is_own(failure)

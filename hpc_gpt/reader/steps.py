@@ -342,7 +342,7 @@ def measure_steps(step_s: StepColumn, apart: Mask, attempt: Places) -> StepTimes
 
 
 def warmup_count(step_s: StepColumn, apart: Mask) -> tuple[int, bool]:
-    """(the number of leading steps of an attempt that are warm-up, whether step times settled after them)."""
+    """Returns (the number of leading steps of an attempt that are warm-up, whether step times settled after them)."""
     plain = step_s if apart.all() or not apart.any() else step_s[~apart]
     if len(plain) < 2:
         return min(1, len(step_s)), True

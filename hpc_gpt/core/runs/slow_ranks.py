@@ -95,12 +95,14 @@ class SlowRank:
 
 @dataclass(frozen=True)
 class SlowRanks:
-    """The slow ranks, slowest first; those of them by which their node is a slow one, {node: rank}; and a line on all
-    ranks if most fall below their own first hour together, or if none is measured."""
+    """The slow ranks of an attempt."""
 
     ranks: tuple[SlowRank, ...] = ()
+    """The slow ranks, slowest first."""
     of_all: str = ""
+    """A line on all ranks, if most fall below their own first hour together, or if none is measured."""
     nodes: Mapping[str, SlowRank] = field(default_factory=dict)
+    """{node: its rank by which it counts as slow}."""
 
     @property
     def lines(self) -> list[str]:

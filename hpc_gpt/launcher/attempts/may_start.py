@@ -196,7 +196,8 @@ def _conclude_lost(
     the attempt of the same job that starts."""
     job_id = lost.job_id
     put_back = own is not None and not own.restarts_in_job  # a restart in the job is no other start of it
-    again = put_back and not (lost.folder / "unjudged").exists()  # Slurm's doing, not the script's after a failure
+    # Slurm has put it back, not the script after a failure.
+    again = put_back and not (lost.folder / "unjudged").exists()
     place, states = 1, slurm.starts.get(job_id, [])
     if own is not None:  # whose start is the last one
         place += max(1, (own.started().get("restart") or 0) - (lost.started().get("restart") or 0))

@@ -104,7 +104,8 @@ class DialectPattern:
             if match := self.regex.match(line, begin.start()):
                 matches.append(match)
                 place = max(place, match.end())
-            # An unknown program's line, whose pattern looks far at each place, rarely has a second step.
+            # The generic pattern looks far ahead at each place of an unknown program's line, which rarely has a second
+            # step.
             least = 1 if matches and self.dialect.last_resort else MOST_MATCHES // 2
             if tried >= least and self._looks_at_too_much(tried, line):
                 break

@@ -278,7 +278,8 @@ def _take_rows(
                 totals[field_name] = float(np.nansum(np.where(column >= 0, column, 0)))
     if any(kind.rule.dialect.last_resort for kind in kinds):
         for kind, of_kind in block.by_kind(lines):
-            for row in of_kind[:2] if kind.rule.dialect.last_resort else ():  # any two lines of one kind are alike
+            # Lines of one kind have one shape, so two of them are alike.
+            for row in of_kind[:2] if kind.rule.dialect.last_resort else ():
                 rows.see_shape(block.text(int(lines[row])))
     bad = np.full(len(lines), np.nan)
     for field_name, value in NOT_FINITE.items():

@@ -67,7 +67,7 @@ class Tracebacks:
     def __init__(self) -> None:
         self._open: dict[str, _Open] = {}
         self._unknown = 0  # the line of the last exception that no pattern knows
-        self._source = ""  # the source line that raised the exception of the last line, if that has no message
+        self._source = ""  # if the last line is an exception without a message: the source line that raised it
         self.raised_in = ""  # the file of the last frame of the traceback that the last line ended
 
     @property

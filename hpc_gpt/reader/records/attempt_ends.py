@@ -20,7 +20,7 @@ from hpc_gpt.reader.records.log_steps import LogSteps, log_interval, main_steps,
 from hpc_gpt.reader.records.rules import Known
 
 _ZONE = "as printed, taken as UTC"
-_ABOUT_ALL = 0.01  # of the planned steps may be missing before a program's totals
+_ABOUT_ALL = 0.01  # share of the planned steps that may be missing before a program's totals
 _FEW_LOSSES = 20  # before a resume
 _LATEST = 4e9  # epoch seconds, in the year 2096: later times are wrong
 
@@ -148,7 +148,8 @@ def _attempt_tables(run: RunParts, ends: Sequence[_End]) -> list[dict[str, Any]]
 def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | None, asked_for_gpus: bool) -> _End:
     spans = [span for part in parts if (span := step_span(part))]
     numbers = steps["step"][(steps.attempt == number) & np.isfinite(steps["step"])]
-    if steps.numbered and len(numbers):  # also lines without a number, whose steps follow from samples or epochs
+    # This includes lines without a number, whose steps follow from samples or epochs.
+    if steps.numbered and len(numbers):
         spans.append((float(numbers[0]), float(numbers.max())))
     # A bar alone may count anything.
     trained = any(part.steps or part.totals for part in parts)

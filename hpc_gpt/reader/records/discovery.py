@@ -29,7 +29,7 @@ _QUIET = (WRITTEN_BY_US, OUTPUT_FILE)
 _HEAD = 4096  # bytes that are searched for #SBATCH
 _SCRIPT_HEAD = 65536  # further bytes that are searched if name or first line is a script's
 _LARGEST_SCRIPT = 1 << 20
-_LEAST_ALIKE = 256  # bytes; shorter logs may be equal by chance
+_LEAST_ALIKE = 256  # logs with fewer bytes may be equal by chance
 _BLOCK = 1 << 20
 _NAMED = 8  # paths that are named per reason
 _REASONS = 3  # reasons that are named in a note
@@ -99,7 +99,7 @@ def _leave_out_output_files(files: DiscoveredFiles) -> None:
     recorded = {os.path.realpath(name) for one in attempts for name in read_stored(one.outputs).get("files", ())}
     for path in files.logs.copy():
         logs = by_head.get(_head(path), ()) if str(path) != STDIN else ()
-        with contextlib.suppress(OSError):  # one of both is gone: its reader reports that
+        with contextlib.suppress(OSError):  # one of the two files is gone: its reader reports that
             if os.path.realpath(path) in recorded or any(_same_log(path, log) for log in logs):
                 is_link = any(path.samefile(log) for log in logs)
                 files.logs.remove(path)

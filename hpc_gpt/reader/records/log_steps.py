@@ -26,10 +26,10 @@ BARS_OF_OTHERS = "bars that may count something other than steps"
 _SLOW_ITEM_S = 1.05  # a bar that counts seconds has one item per second
 _MOST_STEPS = 1e15  # no run trains so many
 _LARGEST_FIGURE = 1e18  # no figure of a step is larger
-_ABOUT = 0.9  # share of the most lines of a rank: the log of another rank may have been cut earlier
+_ABOUT = 0.9  # the least share of the lines of the rank with most: another rank's log may have been cut earlier
 # Without `skipped_so_far`, which becomes `skipped`, and `epoch`, as epochs are joined before.
 _TAKEN = tuple(name for name in STEP_FIELDS if name not in ("skipped_so_far", "epoch"))
-_LEAST_APART = 3  # steps between lines from which on a difference of one is rounding
+_LEAST_APART = 3  # from this many steps between lines on, a difference of one is rounding
 _TWICE = 2.0  # two figures of a step's time that differ by this factor have different units
 
 
@@ -50,7 +50,7 @@ class LogSteps(StepTable):
 
 
 def main_steps(part: Part) -> tuple[str, StepTable] | None:
-    """(dialect, its lines of steps) of a part, in which several programs may print their own; None without any.
+    """Returns (dialect, its lines of steps) of a part, in which several programs may print their own; None without any.
 
     The choice is the dialect that times a step most directly, then the one with most lines, then with most fields.
     Lines without number, time and loss belong to other lines of steps. The generic dialect is used only if no known
@@ -67,7 +67,7 @@ def main_steps(part: Part) -> tuple[str, StepTable] | None:
 
 
 def add_losses_beside(part: Part) -> None:
-    """Joins lines of steps with times but no loss to lines of another program that count the same steps with a loss.
+    """If one program prints step times and another prints losses of the same steps, joins their lines by step number.
 
     A timer may start later, or print less often. A loop may count from 0.
     """
@@ -129,7 +129,7 @@ def drop_other_bars(parts: Sequence[Part]) -> None:
 
 
 def step_span(part: Part) -> tuple[float, float] | None:
-    """(first, last) step of a part by its lines of steps, else by its bars; None without any."""
+    """Returns (first, last) step of a part by its lines of steps, else by its bars; None without any."""
     main = main_steps(part)
     if main is not None:
         steps = main[1]["step"]
@@ -246,7 +246,7 @@ def _main_part(parts: Sequence[Part]) -> tuple[Part, str, StepTable] | None:
 
 
 def _numbers(steps: StepTable, interval_asked: int | None, epoch_steps: float | None) -> tuple[StepColumn, int]:
-    """(step of every line, interval) of lines without a step number: by their epochs, else counted."""
+    """Returns (step of every line, interval) of lines without a step number: by their epochs, else counted."""
     epochs = steps["epoch"]
     if epoch_steps and np.isfinite(epochs).all() and (np.diff(epochs) > 0).all():
         numbers = np.round(epochs * epoch_steps)
@@ -301,7 +301,7 @@ def after_pause(part: Part, steps: StepTable) -> Mask:
 
 
 def evaluations(steps: LogSteps, parts: Sequence[Part]) -> list[tuple[float, float, str]]:
-    """(step, loss, place) of the evaluations in the order of the attempts, NaN for an unknown step.
+    """Returns (step, loss, place) of the evaluations in the order of the attempts, NaN for an unknown step.
 
     An evaluation after the program's totals is its last; it counts only if there was none during the training.
     """
@@ -386,7 +386,7 @@ def clock_s(at: StepColumn, steps: StepColumn) -> float | None:
 def rate_in(
     columns: Mapping[str, StepColumn], steps: StepColumn, batch: int, seq: int | None
 ) -> tuple[str, StepColumn] | None:
-    """(samples_per_s or tokens_per_s, values of `throughput`); None if nothing shows its unit."""
+    """Returns (samples_per_s or tokens_per_s, values of `throughput`); None if nothing shows its unit."""
     rate, clock = _median(columns["throughput"]), clock_s(columns["at"], steps)
     if not rate or clock is None:
         return None

@@ -47,7 +47,7 @@ from hpc_gpt.reader.records.sockets import OF_NETWORK, OVER_SOCKETS, says_socket
 from hpc_gpt.reader.steps import RULE, StepTable, StepTimes, steps_that_count, time_steps
 
 DIALECT = "hpc-gpt"
-# The kind of a flag on a program's checkpoints, which `why` also shows.
+# The kind of the flag on a program's checkpoints; `why` shows flags of this kind, too.
 OF_CHECKPOINTS = "checkpoints"
 _OVER = {*RETRIES} - {"unknown"}
 

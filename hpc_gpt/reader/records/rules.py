@@ -35,7 +35,7 @@ _ABSENT = {"cp": 1}  # a program that does not name the axis has none
 
 @dataclass(frozen=True)
 class Known:
-    """What conditions of rows ask for: the fields so far, the dump of arguments, and who states each field."""
+    """What the conditions of rows are about: the fields so far, the dump of arguments, and who states each field."""
 
     draft: Draft
     arguments: Mapping[str, str] = field(default_factory=dict)
@@ -200,7 +200,7 @@ _FLOPS_ALIKE = 0.1  # programs count a norm, a head or the causal half of attent
 
 @cache
 def peak_of(device: str | None) -> tuple[float, str]:
-    """(the most TFLOP/s of a device, or of every device if it is not known; what that is)."""
+    """Returns (the most TFLOP/s of a device, or of every device if it is not known; what that is)."""
     peaks = DEVICES[device].peaks.values() if device in DEVICES else ()
     every = (most for each in DEVICES.values() for most in each.peaks.values())
     return (max(peaks), f"the peak of {device}") if peaks else (max(every), "the peak of every device")
@@ -261,7 +261,8 @@ def _same_tokens(record: Record, steps: LogSteps) -> bool:
 
 
 def _printed_rate(record: Record, steps: LogSteps) -> tuple[float, str] | None:
-    """(tokens/s of the job by the rate that the program prints, its words); None without one, or if it gave step_s."""
+    """Returns (tokens/s of the job by the rate that the program prints, its words); None without one, or if it gave
+    step_s."""
     if "step_s" not in steps:
         return None
     for name, over in (
@@ -273,7 +274,7 @@ def _printed_rate(record: Record, steps: LogSteps) -> tuple[float, str] | None:
         if name not in steps or not all(over.values()):
             continue
         rows = np.flatnonzero(steps.steady & np.isfinite(steps[name]))
-        later = rows[len(rows) // 2 :]  # a running mean comes near its figure with time
+        later = rows[len(rows) // 2 :]  # a running mean comes near its figure only with time
         rate = float(np.median(steps[name][later])) if len(later) >= _LEAST else 0.0
         if rate > 0:
             product = " x ".join([f"{name} {rate:,.4g}", *(f"{key} {size}" for key, size in over.items())])
