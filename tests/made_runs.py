@@ -11,8 +11,8 @@ from hpc_gpt.core.files import logs_dir, write_once
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, create_run
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import find_sweep, load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.render import render_script
 from hpc_gpt.reader.records.own_run import read_own
 

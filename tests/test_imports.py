@@ -14,9 +14,10 @@ PACKAGE = Path(hpc_gpt.__file__).parent
 # alone stands for all that is in it; what is inside a room may import what the room may.
 MAY_IMPORT = {
     "core": set(),
-    "core.settings": {"core.engines", "core.weights"},
+    "core.settings": {"core.settings.rules", "core.engines", "core.weights"},
+    "core.settings.rules": {"core.settings", "core.engines", "core.weights"},
     "core.engines": {"core.settings"},
-    "core.weights": {"core.settings"},
+    "core.weights": {"core.settings", "core.settings.rules"},
     "core.runs": {"core.settings", "core.engines", "core.weights"},
     "core.sinks": set(),
     "core.slurm": {"core.settings", "core.runs"},

@@ -2,6 +2,8 @@
 
 import functools
 import importlib
+import itertools
+import json
 import os
 import re
 import sys
@@ -12,7 +14,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from hpc_gpt import __version__
-from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.errors import Fault, UserError
 from hpc_gpt.core.gone import gone_fault
 from hpc_gpt.core.output import OUTPUT, at_work, outlive_readers
 from hpc_gpt.core.terminal import say
@@ -202,12 +204,28 @@ def _run(arguments: list[str], debug: bool) -> int:
             import traceback
 
             traceback.print_exc()
-        code, message, hint = _explained(fault, arguments)
-        say(message, err=True, label="Error: ", style="red")
-        if hint:
+        _print_error(fault, arguments)
+        return _explained(fault, arguments)[0]
+
+
+def _print_error(fault: Exception, arguments: list[str]) -> None:
+    """Prints `Error: …`, an empty line and `hint: …`; of several faults with other hints each with its own below it."""
+    _, message, hint = _explained(fault, arguments)
+    faults = fault.faults if isinstance(fault, UserError) and hint == fault.hint else (Fault(message, hint),)
+    groups = [(key, [one.message for one in group]) for key, group in itertools.groupby(faults, lambda one: one.hint)]
+    said = set[str]()
+    for place, (of_group, messages) in enumerate(groups):
+        say("\n".join(messages), err=True, label="" if place else "Error: ", style="red")
+        if of_group and of_group not in said:
+            said.add(of_group)
+            if len(groups) == 1:
+                say("", err=True)
+            say(of_group, err=True, label="hint: ", style="cyan")
+        if place < len(groups) - 1:
             say("", err=True)
-            say(hint, err=True, label="hint: ", style="cyan")
-        return code
+    if "--json" in arguments:
+        listed = [{"message": one.message, "hint": one.hint, "keys": one.keys} for one in faults]
+        say(json.dumps({"error": message, "hint": hint, "faults": listed}), err=True)
 
 
 def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
@@ -310,7 +328,6 @@ def _as_sbatch(fault: click.NoSuchOption, arguments: list[str]) -> tuple[str, st
     --gpus."""
     if not _has_option(fault, "--gpus"):
         return None
-    import json
     import shlex
 
     from hpc_gpt.core.secrets import hide_secrets

@@ -13,19 +13,52 @@ UserError (ValueError)          a message and a hint; exit 2
  +- JobFailed                   the job that was waited for failed; exit 3
 """
 
+import contextlib
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """A setting that cannot run, and the nearest one that can."""
+
+    message: str
+    hint: str = ""
+    of_layout: bool = False
+    "Whether another layout, or another batch, is what it needs: it is raised as LayoutError."
+    keys: tuple[str, ...] = ()
+    "The dotted keys that it is about, or tables of them; by default those that the message names."
+    summary: str = ""
+    "The message in a few words, for a list of layouts."
 
 
 class UserError(ValueError):
-    """A mistake that the user can correct. `str(error)`: one or more lines on what is wrong; `hint`: what to do."""
+    """A mistake that the user can correct, or several of them.
+
+    `str(error)`: what is wrong, a line for each; `hint`: what to do; `faults`: each message with its own hint.
+    """
 
     exit_code = 2
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", faults: Sequence[Fault] = ()) -> None:
         super().__init__(message)
         self.hint = hint
+        self._faults = tuple(faults)
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """Each fault apart; one with the whole texts if somebody has changed the hint."""
+        if self._faults and self.hint == joined_hints(self._faults):
+            return self._faults
+        of_layout = isinstance(self, LayoutError)
+        return (Fault(str(self), self.hint, of_layout, ("layout",) if of_layout else ()),)
+
+    def add_hint(self, more: str) -> None:
+        """Adds to the hint of the last fault."""
+        *others, last = self.faults
+        self._faults = (*others, last._replace(hint=f"{last.hint}; {more}" if last.hint else more))
+        self.hint = joined_hints(self._faults)
 
 
 class LayoutError(UserError):
@@ -108,7 +141,25 @@ def check_sizes(sizes: Mapping[str, int | None], table: str = "") -> None:
             raise LayoutError(f"{table}{name} is {size}, but must be at least 1", f"give a positive {name}")
 
 
-def raise_faults(faults: Mapping[str, str], kind: type[UserError] = ConfigError) -> None:
-    """Raises one error with a line per fault, {message: hint}; does nothing if there are none."""
-    if faults:
-        raise kind("\n".join(faults), "; ".join(dict.fromkeys(filter(None, faults.values()))))
+def raise_faults(faults: Iterable[Fault]) -> None:
+    """Raises one error with all faults, a LayoutError if the first is of the layout, else a ConfigError; does nothing
+    if there are none."""
+    if found := list({fault.message: fault for fault in faults}.values()):
+        kind = LayoutError if found[0].of_layout else ConfigError
+        raise kind("\n".join(fault.message for fault in found), joined_hints(found), found)
+
+
+def joined_hints(faults: Iterable[Fault]) -> str:
+    """The hints of several faults, equal ones once."""
+    return "; ".join(dict.fromkeys(fault.hint for fault in faults if fault.hint))
+
+
+@contextlib.contextmanager
+def gathered(faults: list[Fault] | None) -> Iterator[None]:
+    """In the block, an error of the settings is added to the list instead of being raised, if there is a list."""
+    try:
+        yield
+    except (ConfigError, LayoutError) as error:
+        if faults is None:
+            raise
+        faults += error.faults

@@ -5,18 +5,19 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from decimal import Decimal
 from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from hpc_gpt.core.errors import raise_faults
+from hpc_gpt.core.errors import Fault, raise_faults
 from hpc_gpt.core.gone import GONE, gone_fault, gone_of_key
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.tables import close_matches, flat, keys_called
 
 T = TypeVar("T")
+_FAULTY: Any = object()  # stands for a value with a fault
 LARGEST = 2**64  # the largest whole number: a product of larger ones may be too large for a float
 # {dotted key: the help that explains its values}
 _EXPLAINED = {"engine.name": "hpc-gpt help engines lists what each engine can do"}
@@ -32,25 +33,36 @@ def check_tables(
     kind: type[T],
     where: str,
     given: Collection[str] = (),
-    more: Mapping[str, str] | None = None,
+    more: Iterable[Fault] = (),
     topic: str = "keys",
 ) -> T:
-    """The tables as dataclass `kind`. ConfigError lists every fault at once, with close matches for unknown names.
+    """The tables as dataclass `kind`, as `read_tables`. ConfigError lists every fault at once, and those in `more`."""
+    checked, faults = read_tables(tables, kind, where, given, topic)
+    raise_faults([*faults, *more])
+    return checked
+
+
+def read_tables(
+    tables: Mapping[str, Any], kind: type[T], where: str, given: Collection[str] = (), topic: str = "keys"
+) -> tuple[T, list[Fault]]:
+    """(the tables as dataclass `kind`, in which a key with a fault has its default; the faults, with close matches for
+    unknown names).
 
     Each fault begins with `where`, the source of the tables, or with "your options" if its dotted key is in `given`.
     A value must have its key's own type, or be a count with a unit as a text (`"10k"`); the `given` keys also take a
-    text that reads as one (`yes`). A removed key (GONE) may have its former default. `more`: {fault: hint} that the
-    caller has found. `topic`: the topic of `hpc-gpt help` that lists the keys.
+    text that reads as one (`yes`). A removed key (GONE) may have its former default. `topic`: the topic of `hpc-gpt
+    help` that lists the keys.
     """
     check = _Check(kind, frozenset(given))
     checked = check.table(kind, tables, "")
-    lines = {}
+    faults = []
     for key, fault in check.faults.items():
         of_options = bool(given) and (key in check.given or _stated_under(tables, key) <= check.given)
-        what = check.hints.get(key) or _EXPLAINED.get(key, f"hpc-gpt help {topic} lists every key")
-        lines[f"{'your options' if of_options else where}: {fault}"] = what
-    raise_faults(lines | dict(more or {}))
-    return cast(T, checked)
+        hint = check.hints.get(key) or _EXPLAINED.get(key, f"hpc-gpt help {topic} lists every key")
+        # The table that an unknown one was meant to be has no sound keys, either.
+        meant = [name for name in _field_names(kind) if "." not in key and fault.endswith(f"did you mean {name}?")]
+        faults.append(Fault(f"{'your options' if of_options else where}: {fault}", hint, keys=(key, *meant)))
+    return cast(T, checked), faults
 
 
 def _stated_under(tables: Mapping[str, Any], key: str) -> set[str]:
@@ -71,21 +83,26 @@ class _Check:
     hints: dict[str, str] = field(default_factory=dict)
 
     def table(self, kind: Any, tables: Mapping[str, Any], prefix: str) -> Any:
-        """The object of a dataclass; None if any value has a fault."""
-        hints, values = _hints(kind), {}
+        """The object of a dataclass, without the keys whose values have a fault; _FAULTY if a key that it must have is
+        not sound."""
+        hints, values, is_whole = _hints(kind), dict[str, Any](), True
         for entry in fields(kind):
             key = prefix + entry.name
             if entry.name in tables and self._is_gone(key, tables[entry.name]):
                 continue
+            is_required = (entry.default, entry.default_factory) == (MISSING, MISSING)
             if entry.name in tables:
-                values[entry.name] = self.value(hints[entry.name], tables[entry.name], key)
-            elif (entry.default, entry.default_factory) == (MISSING, MISSING):
+                value = self.value(hints[entry.name], tables[entry.name], key)
+                if value is not _FAULTY:
+                    values[entry.name] = value
+            elif is_required:
                 self.faults[key] = f"{key}: field required"
+            is_whole = is_whole and (entry.name in values or not is_required)
         for name in tables:
             key = prefix + name
             if name not in hints and not self._is_gone(key, tables[name]) and key not in GONE:
                 self.faults[key] = self._unknown(kind, prefix, name)
-        return None if self.faults else kind(**values)
+        return kind(**values) if is_whole else _FAULTY
 
     def _is_gone(self, key: str, value: Any) -> bool:
         """Whether a key or its value is gone; adds its fault."""
@@ -95,22 +112,24 @@ class _Check:
         return True
 
     def value(self, kind: Any, value: Any, key: str) -> Any:
-        """A value in the type of its key."""
+        """A value in the type of its key; _FAULTY if it has a fault."""
         origin, inner = get_origin(kind), get_args(kind)
         if origin in (Union, UnionType):
             return self._one_of(inner, value, key)
         if is_dataclass(kind) and isinstance(value, Mapping):
             return self.table(kind, value, f"{key}.")
         if origin is tuple and isinstance(value, list | tuple):
-            return tuple(self.value(inner[0], part, key) for part in value)
+            parts = tuple(self.value(inner[0], part, key) for part in value)
+            return _FAULTY if _FAULTY in parts else parts
         if origin is dict and isinstance(value, Mapping):
-            return {name: self.value(inner[1], part, f"{key}.{name}") for name, part in value.items()}
+            named = {name: self.value(inner[1], part, f"{key}.{name}") for name, part in value.items()}
+            return _FAULTY if _FAULTY in named.values() else named
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             if isinstance(value, str) and (key in self.given or value[-1:].isalpha()) and self._is_count(kind, key):
                 value = count_of_key(self.root, key, value)
             return _scalar(kind, value, key in self.given)
         self.faults.setdefault(key, _type_fault(key, kind, value))
-        return None
+        return _FAULTY
 
     def _is_count(self, kind: Any, key: str) -> bool:
         """Whether the key is a whole number, or a number of tokens, which may be written as a float."""
@@ -135,7 +154,7 @@ class _Check:
         else:
             texts = [next(iter(fault.values())).removeprefix(f"{key}: ") for fault in faults]
             self.faults[key] = f"{key}: {', or '.join(texts)}"
-        return None
+        return _FAULTY
 
     def _unknown(self, table: Any, prefix: str, name: str) -> str:
         names = _field_names(table)

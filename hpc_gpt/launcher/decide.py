@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.core.engines import engine_named, trainers
 from hpc_gpt.core.engines.base.facts import EngineFacts
-from hpc_gpt.core.errors import ConfigError, UserError
+from hpc_gpt.core.errors import ConfigError, Fault, UserError, raise_faults
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.engines import check_products
+from hpc_gpt.core.settings.decide import job_over_profile, size_run
 from hpc_gpt.core.settings.experiment import Experiment, with_keys
 from hpc_gpt.core.settings.experiment_file import (
     ExperimentFile,
@@ -26,9 +26,13 @@ from hpc_gpt.core.settings.experiment_file import (
     load_experiment,
 )
 from hpc_gpt.core.settings.layout import Layout
-from hpc_gpt.core.settings.resolve import NO_EXPERIMENT, experiment_text, resolve_shape, size_run
+from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.rules.engine import product_faults
+from hpc_gpt.core.settings.rules.walk import faults_before
 from hpc_gpt.core.settings.sized import Sized
+from hpc_gpt.core.settings.stored import NO_EXPERIMENT, experiment_text
+from hpc_gpt.core.slurm.directives import after_faults, job_faults
 from hpc_gpt.launcher.notes import Decided, notes_of, notes_on_time
 from hpc_gpt.launcher.prepared import PreparedRun, folder_beside
 from hpc_gpt.launcher.render import render_script
@@ -80,15 +84,17 @@ def prepare(request: Request, queueing: bool = False, faster: bool = False) -> P
     except UserError as fault:
         if not (request.names_experiment or request.sized or file.path is DEFAULTS):
             none_named = f"no EXPERIMENT is named, so it is the default, {request.experiment}; demo is a small one"
-            fault.hint = f"{fault.hint}; {none_named}" if fault.hint else none_named
+            fault.add_hint(none_named)
         raise
 
 
 @dataclass
 class _Draft(Decided):
-    """A run while it is decided: each step fills in what the later ones read."""
+    """A run while it is decided: each step fills in what the later ones read. `faults`: those of its keys, before
+    anything is decided."""
 
     wants_faster: bool = False
+    faults: list[Fault] = field(default_factory=list)
     inputs: ForecastInputs | None = None
 
     @property
@@ -103,6 +109,7 @@ def prepare_row(
     draft = _read(request, profile, file, row, faster)
     facts = engine_named(draft.experiment.engine.name)
     if facts.starts_script(draft.experiment.command):
+        raise_faults(draft.faults)
         from hpc_gpt.launcher.decide_script import prepare_script_of_file
 
         return prepare_script_of_file(request, profile, file, draft.experiment, draft.given_keys)
@@ -131,17 +138,22 @@ def prepare_row(
 
 
 def _read(request: Request, profile: ClusterProfile, file: ExperimentFile, row: str | None, faster: bool) -> _Draft:
-    """1. The experiment, with the keys that the user gives."""
+    """1. The experiment, with the keys that the user gives, and the faults of keys and of the job."""
     until = request.until or Until()
     steps_elsewhere = request.smoke or (until.steps or until.tokens) is not None
+    faults, full_profile = list[Fault](), of_full_size(request, profile)
+    experiment = load_row(file, request.overrides, row, steps_elsewhere, faults)
+    faults += job_faults(job_over_profile(experiment, full_profile), full_profile, has_forecast=False)
+    faults += after_faults(experiment.after)
     return _Draft(
         request=request,
         profile=profile,
         file=file,
         row=row,
-        experiment=load_row(file, request.overrides, row, steps_elsewhere),
+        experiment=experiment,
         given_keys=keys_given(file, request.overrides, row),
-        full_profile=of_full_size(request, profile),
+        full_profile=full_profile,
+        faults=faults,
         wants_faster=faster and not request.smoke,  # the speed of a smoke run does not matter
     )
 
@@ -151,13 +163,16 @@ def _plan(draft: _Draft) -> None:
     layout and batch are open; else what the file and the rules for a layout leave open."""
     overrides, has_file = draft.request.overrides, draft.file.path is not DEFAULTS
     if not has_file:
+        if faults_before(draft.experiment, draft.full_profile, draft.faults):
+            size_run(draft.experiment, draft.full_profile, faults=draft.faults)  # raises them before the plan
         open_keys = {"engine.compile"} - {*overrides}  # it is by default, too
         fast = is_fast(draft.full_profile, overrides)
         draft.plan = _best_plan(draft.experiment, draft.full_profile, draft.given_keys - open_keys, fast)
         planned = with_keys(draft.experiment, draft.plan.keys)
         draft.experiment, draft.batch = with_defaults(planned, draft.full_profile, overrides, draft.given_keys)
         draft.given_keys -= open_keys
-    draft.full = size_run(cut_warmup(draft.experiment)[0], draft.full_profile)
+    whole = cut_warmup(draft.experiment)[0]
+    draft.full = size_run(whole, draft.full_profile, faults=draft.faults, to_train=True)
     if has_file or "layout.micro_batches" in draft.given_keys:
         draft.given_keys |= {"layout.micro_batch"}  # the plan chooses it only if the user gives no part of the batch
     draft.plan = PlanChoice(lines=draft.plan.lines)
@@ -284,14 +299,18 @@ def _automatic_saves(experiment: Experiment, given_keys: Collection[str]) -> dic
 
 
 def load_row(
-    file: ExperimentFile, overrides: Mapping[str, Any], row: str | None, steps_elsewhere: bool = False
+    file: ExperimentFile,
+    overrides: Mapping[str, Any],
+    row: str | None,
+    steps_elsewhere: bool = False,
+    faults: list[Fault] | None = None,
 ) -> Experiment:
-    """The experiment with the overrides applied, as in `load_experiment`.
+    """The experiment with the overrides applied, whose faults are raised or added as by `load_experiment`.
 
     If it then has all three sizes of a batch, and an override gave global_batch or micro_batches, the other of the two
     is dropped, and follows from the rest.
     """
-    experiment = load_experiment(file, overrides, row, steps_elsewhere)
+    experiment = load_experiment(file, overrides, row, steps_elsewhere, faults)
     sizes = experiment.layout
     overridden = {"layout.global_batch", "layout.micro_batches"} & set(overrides)
     is_open = None in (sizes.micro_batch, sizes.micro_batches, sizes.global_batch)
@@ -317,7 +336,7 @@ def lengthen(
 def predict_run(sized: Sized, planner: ClusterProfile, refuse: bool = False) -> Prediction:
     """The prediction for a run with all keys decided, by the planner's keys of a profile. Raises LayoutError if
     `refuse` and it is predicted not to fit; ConfigError for a format of its products with which it cannot train."""
-    check_products(sized)
+    raise_faults(product_faults(sized))
     return predict(sized, planner, refuse)
 
 

@@ -16,12 +16,13 @@ from hpc_gpt.core.errors import ConfigError, raise_faults
 from hpc_gpt.core.runs.provenance import git_state
 from hpc_gpt.core.secrets import hide_secrets, hide_words
 from hpc_gpt.core.settings.cluster import ClusterProfile, user_default
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine, Experiment, Job, LayoutRequest, ScriptFacts, limit_s, with_keys
 from hpc_gpt.core.settings.experiment_file import ExperimentFile
 from hpc_gpt.core.settings.program_text import command_faults
-from hpc_gpt.core.settings.resolve import experiment_text, resolve
 from hpc_gpt.core.settings.resolved import Resolved, folder_name
 from hpc_gpt.core.settings.services import SERVICES
+from hpc_gpt.core.settings.stored import experiment_text
 from hpc_gpt.core.slurm.directives import OF_JOB, OF_SITE, quote_directive
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.sbatch_words import Option, Sizes, array_numbers, options_of_variables, read_options, sizes_of
@@ -66,7 +67,7 @@ def prepare_script_of_file(
         engine_named(experiment.engine.name).refuse_program("it cannot be made small from here", "submit it")
     command = experiment.command
     assert command.script is not None
-    raise_faults(dict(command_faults("command.args", command.args)))
+    raise_faults(command_faults("command.args", command.args))
     call = ScriptRequest(Path(command.script), command.args)
     ours = [key for key in given_keys if key.partition(".")[0] in _TABLES or key in (*_SIZES, *_TRAIN_KEYS)]
     stated = {key: getattr(getattr(experiment, key.partition(".")[0]), key.partition(".")[2]) for key in ours}

@@ -23,11 +23,11 @@ from hpc_gpt.core.formulas import GIB
 from hpc_gpt.core.network import MEETING_S
 from hpc_gpt.core.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
 from hpc_gpt.core.secrets import hide_secrets
+from hpc_gpt.core.settings.decide import size_run
 from hpc_gpt.core.settings.engines import FAST_SETTINGS, export_notes
 from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Data, Engine
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment
 from hpc_gpt.core.settings.idle_keys import idle_keys
-from hpc_gpt.core.settings.resolve import size_run
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.launcher.attempts.restart import restart_notes
 from hpc_gpt.launcher.request import DEFAULTS, lacks_bf16

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.engines import engine_named, trainers
-from hpc_gpt.core.errors import ConfigError, LayoutError, UserError
+from hpc_gpt.core.errors import ConfigError, LayoutError, UserError, raise_faults
 from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile, user_default
 from hpc_gpt.core.settings.devices import DEVICES, device_named, known_devices
-from hpc_gpt.core.settings.engines import check_engine_trains
-from hpc_gpt.core.settings.experiment import Command, Experiment, with_keys
+from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, with_keys
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
 from hpc_gpt.core.settings.layout import AXES, Layout
+from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import PRESETS
-from hpc_gpt.core.settings.resolve import resolve_shape
+from hpc_gpt.core.settings.rules.engine import engine_shape_faults
 from hpc_gpt.core.settings.services import EngineName, Plan
 from hpc_gpt.core.weights.config import model_name
 from hpc_gpt.launcher.request import (
@@ -134,7 +134,7 @@ def read_plan_request(
         experiment = replace(experiment, engine=replace(experiment.engine, name=like))
         overrides["engine.name"] = like
     elif like is None and not is_open:
-        check_engine_trains(experiment.engine.name, model)
+        raise_faults(engine_shape_faults(Engine(name=experiment.engine.name), model))
     if largest:
         _check_family(model)
     _refuse_unplanned([("engine.megatron_args", experiment.engine.megatron_args)])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hpc_gpt import __version__
 from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.errors import RenderError
+from hpc_gpt.core.errors import RenderError, raise_faults
 from hpc_gpt.core.files import package_text, templates_dir
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.network import HSN
@@ -25,12 +25,12 @@ from hpc_gpt.core.settings.resolved import Resolved, folder_name
 from hpc_gpt.core.settings.sized import command_lines, script_title, stop_signal
 from hpc_gpt.core.slurm.directives import (
     JOB_NAME,
+    after_faults,
     after_options,
     allocated_nodes,
-    check_after,
-    check_job,
     directives_but_name,
     hides_gpus,
+    job_faults,
     quote_directive,
     sbatch_directives,
     script_directives,
@@ -54,8 +54,7 @@ def render_script(resolved: Resolved, template: Path | None = None) -> str:
     """
     import jinja2
 
-    check_job(resolved)
-    check_after(resolved)
+    raise_faults([*job_faults(resolved.job, resolved.cluster), *after_faults(resolved.after)])
     names = [f"{resolved.engine.name}.sh.j2", "base.sh.j2"] if template is None else [template.name]
     name = names[0]
     try:
@@ -114,7 +113,7 @@ _SIGNALS = [number for number in range(1, 65) if number not in (9, 17, 18, 19, 3
 def render_job_script(resolved: Resolved, body: bytes, arguments: Sequence[str], directives: Sequence[str]) -> str:
     """The job script around a script of the user's own, which ends with that script's bytes (surrogates stand for bytes
     that are not UTF-8). `directives` are all directives of the text, as sbatch is to read them."""
-    check_after(resolved)
+    raise_faults(after_faults(resolved.after))
     facts, signal = resolved.script, resolved.job.signal_lead_s
     assert facts is not None
     template = _environment().get_template(f"script/{resolved.cluster.scheduler}.sh.j2")

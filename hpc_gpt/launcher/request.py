@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.cluster import FALLBACK, ClusterProfile, load_profile, user_default
+from hpc_gpt.core.settings.decide import size_run
 from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.engines import with_fast_settings
 from hpc_gpt.core.settings.experiment import Experiment, with_keys
@@ -22,8 +23,8 @@ from hpc_gpt.core.settings.experiment_file import (
     gives_way,
     read_experiment,
 )
+from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.presets import PRESETS
-from hpc_gpt.core.settings.resolve import resolve_shape, size_run
 from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.slurm.clients import has_sbatch
 from hpc_gpt.launcher.past_timings import PastTimings

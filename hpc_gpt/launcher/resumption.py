@@ -36,9 +36,9 @@ from hpc_gpt.core.runs.race import measured, read_visits
 from hpc_gpt.core.runs.run_folder import PREDICTED, RunFolder, check_own
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile
-from hpc_gpt.core.settings.resolve import experiment_tables
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import decay_steps_of, describe_schedule, first_difference, learning_rate
+from hpc_gpt.core.settings.stored import experiment_tables
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.start_check import check_reachable
 from hpc_gpt.launcher.changes import change_notes

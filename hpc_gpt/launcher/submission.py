@@ -106,7 +106,7 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
                 raise
             faults[str(row.resolved.row)] = fault
     if faults:
-        raise faults_of_rows(faults)
+        raise faults_of_rows(faults, len(rows))
     return provenance
 
 

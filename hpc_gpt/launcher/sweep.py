@@ -46,12 +46,12 @@ class PreparedSweep:
     def without(self, refusal: RowFaults, skip_unfit: bool) -> PreparedSweep:
         """The sweep without the refused rows. Raises the refusal if they are not to be skipped, or if no other row is
         left."""
-        left = [row for row in self.rows if row.resolved.row not in refusal.faults]
+        left = [row for row in self.rows if row.resolved.row not in refusal.of_rows]
         if left and not skip_unfit:
-            refusal.hint += f"; --skip-unfit submits the other {len(left)}"
+            refusal.add_hint(f"--skip-unfit submits the other {len(left)}")
         if not (left and skip_unfit):
             raise refusal
-        return replace(self, rows=left, unfit={**self.unfit, **refusal.faults})
+        return replace(self, rows=left, unfit={**self.unfit, **refusal.of_rows})
 
 
 def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = False) -> PreparedSweep:
@@ -76,7 +76,7 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
             faults[row.name] = fault
     varied = {row.name: flat(row.overrides) for row in file.rows}
     sweep = PreparedSweep(file.name, prepared, [row for row in file.rows if row.impossible is not None], {}, varied)
-    return sweep.without(faults_of_rows(faults), skip_unfit) if faults else sweep
+    return sweep.without(faults_of_rows(faults, len(file.possible)), skip_unfit) if faults else sweep
 
 
 # --- submitted

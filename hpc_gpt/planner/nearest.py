@@ -9,9 +9,9 @@ from hpc_gpt.core.engines import engine_of
 from hpc_gpt.core.errors import ConfigError, LayoutError
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import size_run
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.layout import AXES, Layout, check_nodes, nodes_for
-from hpc_gpt.core.settings.resolve import size_run
 from hpc_gpt.core.settings.shape_split import check_split
 from hpc_gpt.planner.machine import DEFAULT, Constants, Machine
 from hpc_gpt.planner.question import DIVIDES_NO_BATCH, NO_ENGINE, TP_SPANS, Question

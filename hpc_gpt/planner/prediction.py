@@ -12,8 +12,8 @@ from hpc_gpt.core.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.core.format import Line, counted
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.layout import solve_batch
-from hpc_gpt.core.settings.resolve import experiment_of
 from hpc_gpt.core.settings.sized import Sized, runs_program
+from hpc_gpt.core.settings.stored import experiment_of
 
 if TYPE_CHECKING:
     from hpc_gpt.core.engines.base.training import Training

@@ -13,12 +13,13 @@ from hpc_gpt.core.engines.base.training import Offload, OptimizerMode, Training
 from hpc_gpt.core.errors import LayoutError, UserError, check_sizes
 from hpc_gpt.core.formulas import Recompute
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import size_run
 from hpc_gpt.core.settings.engines import with_fast_settings
 from hpc_gpt.core.settings.experiment import CpExchange, Engine, Experiment, Matmul, Partition, Train
 from hpc_gpt.core.settings.layout import AXES, Layout, nodes_for
+from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.settings.resolve import resolve_shape, size_run
-from hpc_gpt.core.settings.shape_split import partition_layers, split_obstacle
+from hpc_gpt.core.settings.shape_split import partition_layers, split_faults
 from hpc_gpt.planner.training import PLANNED, has_mask, traits_of, update_mode, with_choices
 
 # In ascending order, as RECOMPUTES, so that the plainer of two equal candidates comes first.
@@ -193,8 +194,8 @@ class Question:
 
     def _obstacle(self, layout: Layout) -> str | None:
         """The reason why the layout cannot run, by the rules of `check_split`, `check_nodes` and `solve_batch`."""
-        if (obstacle := split_obstacle(self.shape, layout)) is not None:
-            return obstacle.summary
+        if (fault := next(split_faults(self.shape, layout), None)) is not None:
+            return fault.summary
         if isinstance(self.partition, tuple):
             blocks = self.partition
             if len(blocks) != layout.pp or sum(blocks) != self.shape.layers or min(blocks) < 1:
@@ -215,7 +216,7 @@ class Question:
             exchange
             for exchange in self._choices("cp_exchange", possible)
             if exchange in facts.cp_exchanges
-            and facts.context_obstacle(self.shape, layout, Engine(name=engine, cp_exchange=exchange)) is None
+            and facts.context_fault(self.shape, layout, Engine(name=engine, cp_exchange=exchange)) is None
         ]
 
     def _shards(self, engine: str, layout: Layout) -> list[int | None]:

@@ -21,9 +21,10 @@ from hpc_gpt.core.format import NOTHING, show_digits, show_whole
 from hpc_gpt.core.formulas import tflops_seed
 from hpc_gpt.core.runs.record import SCHEMA, Record
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import size_run
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.experiment_file import SWEEP_FILE, ExperimentFile, find_sweep
-from hpc_gpt.core.settings.resolve import resolve_shape, size_run
+from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.sized import known_shape
 from hpc_gpt.core.settings.sweep_rows import SweepRow
 from hpc_gpt.core.tables import flat, merge_tables, undotted

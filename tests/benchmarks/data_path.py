@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Data, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.data import open_stream
 from hpc_gpt.trainer.tokens.run_data import ensure_data

@@ -87,10 +87,15 @@ def said_of(done: Done) -> list[str]:
 
 
 def error_of(done: Done) -> tuple[str, str]:
-    """(message, hint) of an error, whose shape is checked on the way: `Error: …`, an empty line, `hint: …`."""
+    """(message, hint) of an error, whose shape is checked on the way: `Error: …`, an empty line, `hint: …`. Of several
+    faults each has its hint directly below it, unless the hint is above already; here their lines are put together."""
     assert "Traceback" not in done.stderr, done.stderr
-    message, parts, hint = done.stderr.rstrip("\n").partition("\n\nhint: ")
-    assert parts, done.stderr
+    printed = "\n".join(line for line in done.stderr.splitlines() if not line.startswith('{"error"'))
+    message, parts, hint = printed.partition("\n\nhint: ")
+    if not parts:
+        groups = [group.partition("\nhint: ") for group in printed.split("\n\n")]
+        message, hint = "\n".join(group[0] for group in groups), "; ".join(group[2] for group in groups if group[2])
+    assert hint, done.stderr
     assert message.startswith("Error: "), done.stderr
     return message.removeprefix("Error: "), hint
 

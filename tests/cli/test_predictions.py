@@ -14,9 +14,9 @@ import pytest
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.runs.run_folder import PREDICTED, RunFolder
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve, size_run
 from hpc_gpt.core.settings.experiment import with_keys
 from hpc_gpt.core.settings.experiment_file import list_experiments, load_experiment, read_experiment
-from hpc_gpt.core.settings.resolve import resolve, size_run
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.render import render_script
 from hpc_gpt.launcher.submission import write_run

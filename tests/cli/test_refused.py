@@ -1,8 +1,8 @@
 """What is refused: one line and a hint, an exit code, nothing on stdout, and nothing is written.
 
 A block of `refused/*.txt` has comments (`# why`), the words of commands (`$ `, first the variables of its environment)
-and below each its error and its hint, after `exit N` unless that is 2; below several commands in a row what each of
-them is answered. `< NAME` begins a file that is there for all later blocks, with
+and below each its error and its hint, for each of its faults, after `exit N` unless that is 2; below several commands
+in a row what each of them is answered. `< NAME` begins a file that is there for all later blocks, with
 `| ` before each of its lines. `! ` begins a command that succeeds before the others. `& NAME` is a run of that name in
 this block, with the arguments of `a_run` and settings. No Slurm is there. What `render` refuses in experiments.txt,
 `submit` refuses in the same words.
@@ -108,8 +108,9 @@ def said_of(command: str, folder: Path, tools: dict[str, str], ids: dict[str, st
     for name, run_id in ids.items():
         printed = printed.replace(run_id, name)
     noted, _, error = printed.partition("Error: ")
-    message, hint = error_of(Done(done.code, "", f"Error: {error}"))
+    _, hint = error_of(Done(done.code, "", f"Error: {error}"))
     if re.fullmatch(r"hpc-gpt help keys \S+", hint):
         in_process(*hint.split()[1:], code=0)
     end = [] if done.code == 2 else [f"exit {done.code}"]
-    return "\n".join([*end, *noted.splitlines(), message, f"hint: {hint}"])
+    lines = [line for line in error.splitlines() if line and not line.startswith("{")]
+    return "\n".join([*end, *noted.splitlines(), *lines])

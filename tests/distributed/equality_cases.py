@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import (
     Data,
     Dtype,
@@ -24,7 +25,6 @@ from hpc_gpt.core.settings.experiment import (
 )
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_keys import RopeScaling
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.model.context_parallel import WHOLE, SequencePart
 from hpc_gpt.trainer.model.documents import Boundaries, MicroBatch

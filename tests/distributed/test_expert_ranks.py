@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.layout import Layout
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines.protocol import read_weights
 from hpc_gpt.trainer.model.router import Router, routers_of

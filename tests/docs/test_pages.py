@@ -14,10 +14,10 @@ from hpc_gpt.cli.request import PREFIX, variables_of
 from hpc_gpt.core import errors
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine, Matmul, Train
 from hpc_gpt.core.settings.experiment_file import find_sweep, load_experiment
 from hpc_gpt.core.settings.presets import PRESETS
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.reader.steps import SLOW_STEP
 from tests.cli.document import END, document, mark_of
 from tests.cli.document import PAGES as GENERATED

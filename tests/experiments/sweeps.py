@@ -1,8 +1,8 @@
 """The sources' sweeps and their rows, resolved as a cluster would have them."""
 
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import ExperimentFile, find_sweep, load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sweep_rows import SweepRow
 

@@ -27,9 +27,9 @@ import pytest
 from hpc_gpt.core.runs.after_jobs import AfterJob
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import Chain, Container, list_profiles, load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest, ScriptFacts
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.services import After, Notify
 from hpc_gpt.launcher.render import array_script, render_after_job, render_job_script, render_script
 

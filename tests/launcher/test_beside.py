@@ -12,8 +12,8 @@ import pytest
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.cluster import Container, load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.local.beside import BesideRanks, end_beside
 from hpc_gpt.launcher.render import render_script
 from hpc_gpt.launcher.services import check_track

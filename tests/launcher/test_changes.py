@@ -12,8 +12,8 @@ from hpc_gpt.core.files import experiments_dir
 from hpc_gpt.core.runs.provenance import STAGE_KEY, collect
 from hpc_gpt.core.runs.run_folder import RunFolder, create_run
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.changes import change_notes
 from hpc_gpt.launcher.render import render_script
 from tests.cli.command import in_process

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import cut_warmup, load_experiment, read_experiment
 from hpc_gpt.core.settings.layout import Batch
-from hpc_gpt.core.settings.resolve import experiment_of, resolve
+from hpc_gpt.core.settings.stored import experiment_of
 from hpc_gpt.launcher import decide as preparing
 from hpc_gpt.launcher.decide import lengthen, load_row, prepare
 from hpc_gpt.launcher.prepared import PreparedRun

@@ -14,8 +14,8 @@ from hpc_gpt.core.ends.exit_status import explain_srun
 from hpc_gpt.core.ends.run_state import read_run_state, retry_note
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.render import render_script
 from tests.programs import put, ran
 

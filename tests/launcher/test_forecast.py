@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train, limit_s
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.launcher.forecast import (
     LEAVE_S,

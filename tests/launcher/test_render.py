@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from hpc_gpt.core.errors import ConfigError, RenderError
 from hpc_gpt.core.settings.cluster import Chain, Container, load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved, config_hash
 from hpc_gpt.core.slurm.requeue import REQUEUES
 from hpc_gpt.launcher.render import render_script

@@ -13,8 +13,8 @@ import pytest
 
 from hpc_gpt.core.runs.provenance import stage_sum
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved, config_hash
 from hpc_gpt.launcher.render import render_script
 from tests.cli.command import in_process

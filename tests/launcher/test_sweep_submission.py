@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.core.files import logs_dir
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.slurm.directives import script_directives
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.render import array_script, render_script
@@ -118,7 +118,7 @@ def test_rows_after_slurm_went_away_are_refused_and_no_others(sweep, monkeypatch
 
 def test_a_fault_of_many_rows_is_told_once():
     alike = {f"r{number}": ConfigError("train.steps is x", "use a number") for number in range(5)}
-    told = faults_of_rows(alike | {"last": ConfigError("pp 2 cannot run", "use --pp 1")})
+    told = faults_of_rows(alike | {"last": ConfigError("pp 2 cannot run", "use --pp 1")}, 6)
     assert str(told).splitlines() == [
         "rows 'r0', 'r1', 'r2' and 2 more: train.steps is x",
         "row 'last': pp 2 cannot run",

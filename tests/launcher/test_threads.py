@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.render import render_script
 from tests.programs import put
 

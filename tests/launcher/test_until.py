@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.layout import Batch
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.launcher.until import Until, length_settings, parse_until, short_of_time
 from hpc_gpt.reader.records.timings import MeasuredRun

@@ -22,9 +22,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.model_keys import RopeScaling
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines.deepspeed_setup import import_deepspeed
 from hpc_gpt.trainer.engines.protocol import build_engine, module_of

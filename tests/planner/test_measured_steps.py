@@ -8,8 +8,8 @@ import pytest
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.planner.measured_steps import read_measured_steps
 from hpc_gpt.reader.records.own_run import figures_asked
 

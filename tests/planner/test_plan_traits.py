@@ -9,10 +9,10 @@ from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.presets import preset
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import config_hash
 from hpc_gpt.core.settings.services import Plan
 from hpc_gpt.planner.training import traits_of

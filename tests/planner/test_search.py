@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hpc_gpt.core.engines import engine_named, engines
 from hpc_gpt.core.errors import LayoutError, UserError
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.planner import search as module
 from hpc_gpt.planner.largest import family, largest
 from hpc_gpt.planner.machine import Machine

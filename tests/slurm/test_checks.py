@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.render import render_script
 from tests.experiments.sweeps import COUNTS, settle, sweep
 from tests.experiments.sweeps import PROFILES as SWEPT

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from hpc_gpt.core.settings.cluster import Container, load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, Job, LayoutRequest
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.services import After, Notify
 from hpc_gpt.launcher.render import render_script
 from tests.golden.test_scripts import MEGATRON_LM, SCRIPTS, _as_it_is, _render

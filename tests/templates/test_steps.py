@@ -9,8 +9,8 @@ import pytest
 from hpc_gpt.core.runs.after_jobs import AfterJob
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.render import render_after_job
 from tests.launcher.test_shell_functions import bash, program
 from tests.programs import put, ran

@@ -12,8 +12,8 @@ from typing import Any
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, create_run
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from tests.forked import FORKED
 from tests.processes import state_of

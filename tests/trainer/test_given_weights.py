@@ -11,9 +11,9 @@ import torch
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.runs.provenance import weights_of
 from hpc_gpt.core.runs.run_folder import RunFolder, create_run
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved, config_hash
 from hpc_gpt.core.weights.config import architecture_in
 from hpc_gpt.launcher.resumption import check_resumption

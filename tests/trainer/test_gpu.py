@@ -20,9 +20,9 @@ import torch.distributed as dist
 from hpc_gpt.core.formulas import GIB
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.layout import Layout
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.weights.tensors import write_hf
 from hpc_gpt.planner.memory import predict_memory

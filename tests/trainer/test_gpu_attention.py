@@ -9,9 +9,9 @@ import torch
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.layout import Layout
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines.attention import AttentionKernels
 from hpc_gpt.trainer.engines.protocol import build_engine

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import experiment_of, resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.smoke import shrink
+from hpc_gpt.core.settings.stored import experiment_of
 from hpc_gpt.core.tables import toml_lines
 from hpc_gpt.core.weights.config import read_config
 from hpc_gpt.core.weights.folder import read_folder

@@ -9,8 +9,8 @@ from dataclasses import fields, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from hpc_gpt.core.engines.base.facts import EngineFacts, Fault
-from hpc_gpt.core.errors import ConfigError, raise_faults
+from hpc_gpt.core.engines.base.facts import EngineFacts
+from hpc_gpt.core.errors import ConfigError, Fault
 from hpc_gpt.core.secrets import is_secret
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, Data, Engine, Train
@@ -28,7 +28,6 @@ from hpc_gpt.core.settings.program_text import (
 )
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.services import AFTER_BRACES, Plan
-from hpc_gpt.core.settings.shape_split import Obstacle
 
 # The keys of [train] that concern the attempt, or the figures of the record.
 _OF_TRAIN = ("steps", "minutes", "dtype", "hang_multiple", "hang_floor_s")
@@ -61,7 +60,7 @@ class CommandEngine(EngineFacts):
     def shape_fault(self, shape: ModelShape) -> str | None:
         return None
 
-    def context_obstacle(self, shape: ModelShape, layout: Layout, engine: Engine) -> Obstacle | None:
+    def context_fault(self, shape: ModelShape, layout: Layout, engine: Engine) -> Fault | None:
         return None
 
     def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
@@ -75,18 +74,21 @@ class CommandEngine(EngineFacts):
                 )
 
     def data_of(self, data: Data) -> Data:
-        """Returns no data, as the program reads its own. Raises ConfigError for keys that would not reach it."""
-        if data not in (Data(), _NO_DATA):
-            raise ConfigError("[data] is given, but your own program does not get it", "put it into command.run")
+        """Returns no data, as the program reads its own."""
         return _NO_DATA
 
     def program_of(self, command: Command) -> Command:
-        command = with_values(command)
-        check_command(command)
-        return command
+        return with_values(command)
 
-    def check_plan(self, plan: Plan) -> None:
-        """Accepts every `[plan]`: no other key says what the program does."""
+    def table_faults(self, command: Command, plan: Plan, data: Data) -> Iterator[Fault]:
+        """The faults of `[command]`, and of keys of `[data]` that would not reach the program. Every `[plan]` is
+        accepted: no other key says what the program does."""
+        if data not in (Data(), _NO_DATA):
+            yield Fault(
+                "[data] is given, but your own program does not get it", "put it into command.run", keys=("data",)
+            )
+        of_values = [*_value_faults(command)]
+        yield from of_values or _faults(with_values(command))
 
     def planned_as(self, plan: Plan) -> str | None:
         if plan.like in (None, self.name):
@@ -117,32 +119,33 @@ class CommandEngine(EngineFacts):
         return False
 
 
-def check_command(command: Command) -> None:
-    """Raises ConfigError with every fault of `[command]`."""
-    raise_faults(dict(_faults(command)))
-
-
-def with_values(command: Command) -> Command:
-    """The command with its `values` filled into its texts, and without `values`. ConfigError for bad values."""
-    if not command.values:
-        return replace(command, values=None)
+def _value_faults(command: Command) -> Iterator[Fault]:
+    """The faults of the command's own names and values."""
     texts = {"run": command.run, "setup": command.setup}
     texts |= {name: getattr(command, name) for name in ("workdir", "resume", "checkpoints", "complete")}
     every = [text for part in texts.values() if part for text in ((part,) if isinstance(part, str) else part)]
     used = set[str]().union(*map(names_in, every))
-    faults = {}
-    for name, value in command.values.items():
+    for name, value in (command.values or {}).items():
         if is_secret(name, value):
-            faults[f"command.values.{name} looks like a secret, which the run folder would keep"] = (
-                "export it in the shell that submits: the program has it in its environment"
+            yield Fault(
+                f"command.values.{name} looks like a secret, which the run folder would keep",
+                "export it in the shell that submits: the program has it in its environment",
             )
         elif not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
-            faults[f"command.values has {name!r}, which is not made of letters, digits and _"] = "give it another name"
+            message = f"command.values has {name!r}, which is not made of letters, digits and _"
+            yield Fault(message, "give it another name")
         elif name in (*BRACES, *AFTER_BRACES):
-            faults[f"command.values has {name}, which hpc-gpt itself fills in"] = "give it another name"
+            yield Fault(f"command.values has {name}, which hpc-gpt itself fills in", "give it another name")
         elif name not in used:
-            faults[f"command.values has {name}, but no text of [command] uses {{{name}}}"] = "take it out, or use it"
-    raise_faults(faults)
+            yield Fault(
+                f"command.values has {name}, but no text of [command] uses {{{name}}}", "take it out, or use it"
+            )
+
+
+def with_values(command: Command) -> Command:
+    """The command with its `values` filled into its texts, and without `values`."""
+    if not command.values:
+        return replace(command, values=None)
     values = {name: re.sub(r"\{(\w+)\}", r"{{\1}}", str(value)) for name, value in command.values.items()}
 
     def line(text: str) -> str:
@@ -160,17 +163,19 @@ def with_values(command: Command) -> Command:
     return replace(command, values=None, run=run, resume=resume, **filled)
 
 
-def _faults(command: Command) -> Iterator[tuple[str, str]]:
-    """Yields (message, hint) of each fault."""
+def _faults(command: Command) -> Iterator[Fault]:
+    """Yields Each fault."""
     first = command.run if isinstance(command.run, str) else "".join(command.run[:1])
     if command.script is not None:
         excluded = [name for name in ("run", "setup", "resume") if getattr(command, name)]
         if excluded:
-            yield f"command.{excluded[0]} and command.script are given: a script runs as it is", "leave one of them out"
+            yield Fault(
+                f"command.{excluded[0]} and command.script are given: a script runs as it is", "leave one of them out"
+            )
     elif command.args:
-        yield "command.args has arguments for command.script, which is not given", "put them into command.run"
+        yield Fault("command.args has arguments for command.script, which is not given", "put them into command.run")
     elif not first.strip():
-        yield "command.run is empty, but engine command needs a program", 'set run = "…" in the table [command]'
+        yield Fault("command.run is empty, but engine command needs a program", 'set run = "…" in the table [command]')
     texts = texts_of("command.run", command.run)
     yield from command_faults("command.run", command.run)
     every = {"command.workdir": command.workdir, "command.resume": command.resume or ""}
@@ -186,50 +191,56 @@ def _faults(command: Command) -> Iterator[tuple[str, str]]:
     yield from _checkpoint_faults(command)
     yield from _pattern_faults(command.pattern)
     yield from _link_faults(command)
-    yield from number_faults("command", command, "").items()
+    yield from number_faults("command", command, "")
 
 
-def _checkpoint_faults(command: Command) -> Iterator[tuple[str, str]]:
+def _checkpoint_faults(command: Command) -> Iterator[Fault]:
     glob = command.checkpoints
     if glob is None:
         for name in ("resume", "complete"):
             if getattr(command, name) is not None:
-                yield f"command.{name} is given without command.checkpoints", 'set checkpoints = "out/ckpt-*"'
+                yield Fault(f"command.{name} is given without command.checkpoints", 'set checkpoints = "out/ckpt-*"')
         return
     yield from brace_faults("command.checkpoints", glob, ("run",), _KNOWN)
     below = PurePosixPath(glob.removeprefix("{run}/"))
     if command.script is not None and glob.startswith("/") and ".." not in below.parts and "{run}" not in glob:
         return  # a job script's checkpoints are where it writes them
     if not glob.strip() or below.is_absolute() or ".." in below.parts or "{run}" in str(below) or glob.startswith("~"):
-        yield (
+        yield Fault(
             f"command.checkpoints is {glob!r}, which is neither in the run's folder nor in the work folder",
             'use "{run}/checkpoints/…", a folder that the program has as HPC_GPT_CHECKPOINTS, or "out/…" in workdir',
         )
 
 
-def _link_faults(command: Command) -> Iterator[tuple[str, str]]:
+def _link_faults(command: Command) -> Iterator[Fault]:
     for name in command.link:
         parts = PurePosixPath(name).parts
         if not parts or name.startswith(("/", "~")) or ".." in parts or "\0" in name:
-            yield f"command.link has {name!r}, which is not a path in command.workdir", 'for example link = ["data"]'
+            yield Fault(
+                f"command.link has {name!r}, which is not a path in command.workdir", 'for example link = ["data"]'
+            )
     if command.link and not command.snapshot:
-        yield "command.link is given, but command.snapshot is false: the program runs in workdir itself", "leave it out"
+        yield Fault(
+            "command.link is given, but command.snapshot is false: the program runs in workdir itself", "leave it out"
+        )
 
 
-def _pattern_faults(pattern: str | None) -> Iterator[tuple[str, str]]:
+def _pattern_faults(pattern: str | None) -> Iterator[Fault]:
     if pattern is None:
         return
     example = r"pattern = 'step (?P<step>\d+) loss (?P<loss>[\d.]+)'"
     try:
         groups = re.compile(pattern).groupindex
     except re.error as fault:
-        yield f"command.pattern is not a regular expression: {fault}", f"for example {example}"
+        yield Fault(f"command.pattern is not a regular expression: {fault}", f"for example {example}")
         return
     if "step" not in groups:
-        yield "command.pattern has no group step, so no line counts as a step", f"for example {example}"
+        yield Fault("command.pattern has no group step, so no line counts as a step", f"for example {example}")
     for name in groups:
         if name not in PATTERN_GROUPS:
-            yield f"command.pattern has a group {name}, which is not known", f"use one of {', '.join(PATTERN_GROUPS)}"
+            yield Fault(
+                f"command.pattern has a group {name}, which is not known", f"use one of {', '.join(PATTERN_GROUPS)}"
+            )
 
 
 ENGINE = CommandEngine()

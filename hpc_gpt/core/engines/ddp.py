@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
-from hpc_gpt.core.engines.base.facts import OUR_MODEL, OUR_PARTS, EngineFacts, Fault
+from hpc_gpt.core.engines.base.facts import OUR_MODEL, OUR_PARTS, EngineFacts
 from hpc_gpt.core.engines.base.training import StateBytes, Training, plain_states
+from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
 

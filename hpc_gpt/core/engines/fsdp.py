@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import Any
 
-from hpc_gpt.core.engines.base.facts import OUR_MODEL, OUR_PARTS, EngineFacts, Fault
+from hpc_gpt.core.engines.base.facts import OUR_MODEL, OUR_PARTS, EngineFacts
 from hpc_gpt.core.engines.base.training import StateBytes, Training
 from hpc_gpt.core.engines.ddp import ENGINE as DDP
+from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.shape_split import outer_params

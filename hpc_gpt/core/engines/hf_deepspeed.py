@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from hpc_gpt.core.engines.base.deepspeed import DeepspeedFacts
-from hpc_gpt.core.engines.base.facts import OUR_PARTS, Fault
+from hpc_gpt.core.engines.base.facts import OUR_PARTS
+from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of

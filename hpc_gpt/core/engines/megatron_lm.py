@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hpc_gpt.core.engines.base.facts import EngineFacts, Fault
+from hpc_gpt.core.engines.base.facts import EngineFacts
 from hpc_gpt.core.engines.base.megatron_experts import expert_fault, stated_traits
 from hpc_gpt.core.engines.base.megatron_program import (
     INTERLEAVED,
@@ -17,14 +17,15 @@ from hpc_gpt.core.engines.base.megatron_program import (
     words_of,
 )
 from hpc_gpt.core.engines.base.training import LOGIT_BYTES, StateBytes, Training, plain_states
-from hpc_gpt.core.errors import ConfigError, LayoutError
+from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.experiment import Data, Engine, Train
+from hpc_gpt.core.settings.experiment import Command, Data, Engine, Train
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.settings.shape_split import Obstacle, context_obstacle
+from hpc_gpt.core.settings.services import Plan
+from hpc_gpt.core.settings.shape_split import context_fault, split_fault
 from hpc_gpt.core.settings.sized import Sized
 
 
@@ -52,28 +53,28 @@ class MegatronLm(EngineFacts):
 
     def data_of(self, data: Data) -> Data:
         """Megatron's own token files, by default of the standard library; a weighted mixture of them; or mock data."""
+        return replace(data, source="megatron", path="stdlib") if data.source == "stdlib" else data
+
+    def table_faults(self, command: Command, plan: Plan, data: Data) -> Iterator[Fault]:
+        yield from super().table_faults(command, plan, data)
         if data.mix is not None:
             if others := [name for name in sorted(data.mix) if data.mix[name].source != "megatron"]:
-                raise ConfigError(
+                yield Fault(
                     f"data.mix.{others[0]}.source is {data.mix[others[0]].source}, but Megatron-LM reads only its own "
                     "token files",
                     f"make one: hpc-gpt data SOURCE -o PREFIX --format megatron, then data.mix.{others[0]}.source = "
                     '"megatron"',
                 )
             if data.phases:
-                raise ConfigError(
+                yield Fault(
                     "data.phases is given, but Megatron-LM has one set of weights for a run",
                     "leave data.phases out, or use another engine",
                 )
-            return data
-        if data.source in ("megatron", "random"):
-            return data
-        if data.source == "stdlib":
-            return replace(data, source="megatron", path="stdlib")
-        raise ConfigError(
-            f"data.source is {data.source}, but Megatron-LM reads only its own token files",
-            'set data.source = "megatron" and data.path to the path before .bin and .idx, or data.path = "stdlib"',
-        )
+        elif data.source not in ("megatron", "random", "stdlib"):
+            yield Fault(
+                f"data.source is {data.source}, but Megatron-LM reads only its own token files",
+                'set data.source = "megatron" and data.path to the path before .bin and .idx, or data.path = "stdlib"',
+            )
 
     def shape_fault(self, shape: ModelShape) -> str | None:
         """The reason why Megatron-LM cannot train a shape. Its options fix all figures of Llama 3.1's rotation except
@@ -88,21 +89,21 @@ class MegatronLm(EngineFacts):
             return "it scales a rotation only by low 1, high 4 and 8192 positions"
         return expert_fault(shape)
 
-    def context_obstacle(self, shape: ModelShape, layout: Layout, engine: Engine) -> Obstacle | None:
+    def context_fault(self, shape: ModelShape, layout: Layout, engine: Engine) -> Fault | None:
         """The reason why Megatron-LM cannot split samples over cp: it splits a sample into two chunks per rank whatever
         is exchanged (megatron/training/arguments.py), and does not repeat key heads."""
         cp, keys = layout.cp, max(1, shape.key_heads // layout.tp)
-        if (obstacle := super().context_obstacle(shape, layout, engine)) is not None:
-            return obstacle
+        if (fault := super().context_fault(shape, layout, engine)) is not None:
+            return fault
         if engine.cp_exchange == "heads" and keys % cp:
             others = f"use --cp {math.gcd(keys, cp)}, " if math.gcd(keys, cp) > 1 else ""
-            return Obstacle(
+            return split_fault(
                 "Megatron-LM does not repeat keys over cp",
                 f"cp {cp} does not divide {shape.key_heads} kv_heads / tp {layout.tp} = {keys}, and Megatron-LM's a2a "
                 "does not repeat them",
                 f'{others or "use "}{"or " if others else ""}engine.cp_exchange = "ring" or "keys"',
             )
-        return context_obstacle(shape, layout, "ring", engine.sequence_parallel)
+        return context_fault(shape, layout, "ring", engine.sequence_parallel)
 
     def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
         """The faults of experts: tokens of tp ranks reach other ep ranks only in parts of the sequence
@@ -113,25 +114,29 @@ class MegatronLm(EngineFacts):
                 "use engine.sequence_parallel = true, or --tp 1",
             )
 
-    def check_run(self, layout: Layout, shape: ModelShape, train: Train) -> None:
+    def sized_faults(self, resolved: Sized) -> Iterator[Fault]:
+        layout, shape, train = resolved.layout, resolved.model, resolved.train
         if shape.is_mixture and shape.bias == "all" and layout.expert_tp > 1:
-            raise LayoutError(
+            yield Fault(
                 f"{layout.expert_tp} ranks share an expert with biases, which Megatron-LM does not divide",
                 "use layout.etp = 1, or model.bias = none",
+                of_layout=True,
             )
         if layout.tp > shape.key_heads:
-            raise LayoutError(
+            yield Fault(
                 f"tp {layout.tp} is more than the {shape.key_heads} kv_heads, which Megatron-LM does not divide",
                 f"use --tp {shape.key_heads} or less, or engine deepspeed-3d",
+                of_layout=True,
             )
         if shape.layers % layout.pp and not splits_edges(shape.layers, layout.pp):
-            raise LayoutError(
+            yield Fault(
                 f"pp {layout.pp} does not divide the {shape.layers} layers: Megatron-LM needs stages of equal depth",
                 f"use --pp {max(pp for pp in range(1, layout.pp) if shape.layers % pp == 0)}, or "
                 f"model.layers = {-(-shape.layers // layout.pp) * layout.pp}",
+                of_layout=True,
             )
         if train.warmup_steps >= train.steps:
-            raise ConfigError(
+            yield Fault(
                 f"train.warmup_steps is {train.warmup_steps} of {train.steps} steps, but Megatron-LM needs fewer",
                 f"use train.warmup_steps = {train.steps - 1} or less",
             )
@@ -140,14 +145,15 @@ class MegatronLm(EngineFacts):
             ("until_loss", train.until_loss is not None and f"{train.until_loss:g}", "stops at a step, not at a loss"),
         ):
             if value:
-                raise ConfigError(f"train.{key} is {value}, but Megatron-LM {why}", "leave it out")
+                yield Fault(f"train.{key} is {value}, but Megatron-LM {why}", "leave it out")
+        yield from self._argument_faults(resolved)
 
-    def check_sized(self, resolved: Sized) -> None:
-        """Raises ConfigError if engine.megatron_args has an option that follows from other keys of the experiment, or
-        an attention that does not run with cp."""
+    def _argument_faults(self, resolved: Sized) -> Iterator[Fault]:
+        """The faults of engine.megatron_args: an option that follows from other keys of the experiment, and an
+        attention that does not run with cp."""
         extra = resolved.engine.megatron_args
         if resolved.layout.cp > 1 and "--transformer-impl local" in " ".join(extra).replace("=", " "):
-            raise ConfigError(
+            yield Fault(
                 f"cp is {resolved.layout.cp}, but engine.megatron_args has --transformer-impl local, whose attention "
                 "has no context parallelism",
                 "leave it out, or use --cp 1",
@@ -156,7 +162,7 @@ class MegatronLm(EngineFacts):
         ours = option_names(arguments[: len(arguments) - len(extra)])
         twice = sorted(set(ours).intersection(option_names(extra)))
         if twice:
-            raise ConfigError(
+            yield Fault(
                 f"engine.megatron_args holds {', '.join(twice)}, which follows from the experiment's other keys",
                 "set those keys (hpc-gpt help keys), so that the record says what ran",
             )

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.errors import ConfigError, LayoutError, raise_faults
+from hpc_gpt.core.errors import ConfigError, Fault, LayoutError, raise_faults
 from hpc_gpt.core.gone import refuse_gone
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Data, Experiment, Job
 from hpc_gpt.core.settings.experiment_file import OF_A_MODEL, schedule_faults
 from hpc_gpt.core.settings.key_rules import key_rules
 from hpc_gpt.core.settings.presets import preset
-from hpc_gpt.core.settings.resolve import experiment_tables, resolve
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.stored import experiment_tables
 from hpc_gpt.core.tables import flat
 from hpc_gpt.core.typed_tables import check_tables
 from hpc_gpt.core.weights.config import read_config
@@ -71,9 +72,11 @@ def descend(
     }
     everything = {"name": parent.name, **tables, **stated}
     where = "the parent's settings and yours"
-    faults = schedule_faults(stated["train"], where, changes, steps_elsewhere=False) if branch else {}
     hint = "use more train.steps, or a shorter decay: the warm-up stays as it was"
-    faults |= dict.fromkeys((fault for fault in faults if "train.warmup_steps" in fault), hint)
+    faults = [
+        fault._replace(hint=hint) if "train.warmup_steps" in fault.message else fault
+        for fault in (schedule_faults(stated["train"], where, changes, steps_elsewhere=False) if branch else ())
+    ]
     experiment = check_tables(everything, Experiment, where, changes, faults)
     is_other = reads_other_data(parent, engine_named(experiment.engine.name).data_of(experiment.data))
     resolved = resolve(experiment, profile, data_from=step if is_other else min(step, parent.data_from))
@@ -191,7 +194,7 @@ def reads_other_data(parent: Resolved, data: Data) -> bool:
 def check_same_training(parent: Resolved, resolved: Resolved, branch: bool = False) -> None:
     """Raises ConfigError for changes that make it another training; a `branch` may have other data and another
     schedule."""
-    faults = {}
+    faults = list[Fault]()
     for name in ("model", "data", "train", "layout", "engine"):
         before, after = vars(getattr(parent, name)), vars(getattr(resolved, name))
         of_keys = parent.key_rules(name)
@@ -204,7 +207,7 @@ def check_same_training(parent: Resolved, resolved: Resolved, branch: bool = Fal
                 hint = "or submit --branch, which may change it" if is_free else "or submit a new run"
                 for part, of_before, of_after in _parts_that_differ(key, before[key], after[key]):
                     fault = f"{name}.{part} would be {of_after}, but is {of_before} in the checkpoint's run"
-                    faults[fault] = f"leave these out, {hint}"
+                    faults.append(Fault(fault, f"leave these out, {hint}"))
     raise_faults(faults)
 
 

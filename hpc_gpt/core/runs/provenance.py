@@ -23,9 +23,9 @@ from hpc_gpt.core.format import and_more
 from hpc_gpt.core.process import answer_of
 from hpc_gpt.core.runs.amd_gpus import list_amd_gpus
 from hpc_gpt.core.runs.stored import read_stored
-from hpc_gpt.core.settings.resolve import experiment_text
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
+from hpc_gpt.core.settings.stored import experiment_text
 from hpc_gpt.core.tables import flat
 
 if TYPE_CHECKING:

@@ -11,12 +11,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
-from hpc_gpt.core.errors import ConfigError, raise_faults
+from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
 from hpc_gpt.core.files import clusters_dir, config_dir
 from hpc_gpt.core.secrets import hide_secrets, is_secret_variable
 from hpc_gpt.core.settings.devices import device_named
 from hpc_gpt.core.tables import close_matches, flat, merge_tables, read_toml
-from hpc_gpt.core.typed_tables import check_tables
+from hpc_gpt.core.typed_tables import read_tables
 
 FALLBACK = "generic-slurm"
 WARM = "warm"
@@ -250,28 +250,24 @@ def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
     tables = _with_parent(path, ())
     tables["name"] = path.stem
     faults = (_cpu_faults, _secrets, _stage_faults, _to_add_faults)
-    further = {} if of_a_run else dict(fault for of_keys in faults for fault in of_keys(tables, path))
-    profile = check_tables(tables, ClusterProfile, str(path), more=further, topic="profile")
-    if profile.gpus_per_node < 1:
-        raise ConfigError(
-            f"{path}: gpus_per_node is {profile.gpus_per_node}, but must be at least 1", "count the GPUs of one node"
-        )
-    _check_figures(profile, path)
+    further = [] if of_a_run else [fault for of_keys in faults for fault in of_keys(tables, path)]
+    profile, found = read_tables(tables, ClusterProfile, str(path), topic="profile")
+    raise_faults([*found, *further, *_figure_faults(profile, path)])
     return profile
 
 
-def _cpu_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
+def _cpu_faults(tables: Mapping[str, Any], path: Path) -> Iterator[Fault]:
     """(fault, hint) if a node has fewer CPUs than GPUs. `check_tables` finds a value that is not a number."""
     cpus, gpus = tables.get("cpus_per_node"), tables.get("gpus_per_node", ClusterProfile.gpus_per_node)
     if type(cpus) is int and type(gpus) is int and cpus < gpus:
-        yield (
+        yield Fault(
             f"{path}: cpus_per_node is {cpus}, below gpus_per_node = {gpus}: there is a process for each GPU",
             "give all CPUs of a node, as Slurm counts them, or leave cpus_per_node out",
         )
 
 
-def _secrets(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
-    """(fault, hint) of each secret in [environment], by its name only: job.sh and resolved.json would contain it."""
+def _secrets(tables: Mapping[str, Any], path: Path) -> Iterator[Fault]:
+    """The fault of each secret in [environment], by its name only: job.sh and resolved.json would contain it."""
     environment = tables.get("environment")
     variables = environment.items() if isinstance(environment, Mapping) else ()
     names = [name for name, value in variables if isinstance(value, str) and is_secret_variable(name, value)]
@@ -279,33 +275,33 @@ def _secrets(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]
     if option := _narrow_export(tables):
         hint += f"; {option} of this profile would prevent that: take it out as well"
     for name in names:
-        yield f"{path}: environment.{name} looks like a secret, which job.sh and the run folder would hold", hint
+        yield Fault(f"{path}: environment.{name} looks like a secret, which job.sh and the run folder would hold", hint)
 
 
-def _stage_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
+def _stage_faults(tables: Mapping[str, Any], path: Path) -> Iterator[Fault]:
     """(fault, hint) of a `stage` that no job can follow."""
     stage = tables.get("stage")
     if not isinstance(stage, str):
         return
     if stage != WARM and not (stage.startswith("/") and stage.isprintable()):
-        yield (
+        yield Fault(
             f'{path}: stage is {stage!r}, but must be "{WARM}" or the absolute path of a tar',
             'for example stage = "/project/me/environment.tar"',
         )
     if tables.get("container") is not None:
-        yield (
+        yield Fault(
             f"{path}: stage is {stage!r}, but the ranks' environment is in the image of [container]",
             "take stage or [container] out",
         )
 
 
-def _to_add_faults(tables: Mapping[str, Any], path: Path) -> Iterator[tuple[str, str]]:
-    """(fault, hint) of each key in `to_add` that no profile has."""
+def _to_add_faults(tables: Mapping[str, Any], path: Path) -> Iterator[Fault]:
+    """The fault of each key in `to_add` that no profile has."""
     to_add = tables.get("to_add")
     keys = [entry.name for entry in fields(ClusterProfile)]
     for key in to_add if isinstance(to_add, Mapping) else ():
         if key not in keys:
-            yield (
+            yield Fault(
                 f"{path}: to_add names {key}, which is not a key of a profile",
                 close_matches(key, keys) or "take it out",
             )
@@ -323,17 +319,19 @@ def _narrow_export(tables: Mapping[str, Any]) -> str:
     return ""
 
 
-def _check_figures(profile: ClusterProfile, path: Path) -> None:
-    """Raises ConfigError for a figure of [machine] or [calibration] that is not finite, and for one of [machine] that
-    is not above 0."""
+def _figure_faults(profile: ClusterProfile, path: Path) -> Iterator[Fault]:
+    """The faults of figures of [machine] or [calibration] that are not finite, of those of [machine] that are not above
+    0, and of a node without a GPU."""
+    if profile.gpus_per_node < 1:
+        message = f"{path}: gpus_per_node is {profile.gpus_per_node}, but must be at least 1"
+        yield Fault(message, "count the GPUs of one node")
     tables = {name: vars(table) for name in ("machine", "calibration") if (table := getattr(profile, name)) is not None}
-    faults = []
+    hint = "give the figures of a data sheet, or take the key out"
     for key, value in flat(tables).items():
         if value is not None and not math.isfinite(value):
-            faults.append(f"{path}: {key} is {value}, but must be a finite number")
+            yield Fault(f"{path}: {key} is {value}, but must be a finite number", hint)
         elif value is not None and key.startswith("machine.") and value <= 0:
-            faults.append(f"{path}: {key} is {value}, but must be above 0")
-    raise_faults(dict.fromkeys(faults, "give the figures of a data sheet, or take the key out"))
+            yield Fault(f"{path}: {key} is {value}, but must be above 0", hint)
 
 
 def _with_parent(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
@@ -362,16 +360,14 @@ def user_default() -> str | None:
         return None
     settings = read_toml(path)
     hint = 'this file names your profile, cluster = "NAME"; the profile itself is clusters/NAME.toml beside it'
-    raise_faults(
-        {
-            f"{path}: unknown key {key}; {close_matches(key, ['cluster']) or 'known here: cluster'}": hint
-            for key in settings
-            if key != "cluster"
-        }
-    )
+    faults = [
+        Fault(f"{path}: unknown key {key}; {close_matches(key, ['cluster']) or 'known here: cluster'}", hint)
+        for key in settings
+        if key != "cluster"
+    ]
     chosen = settings.get("cluster")
     if chosen is not None and not isinstance(chosen, str):
-        raise ConfigError(
-            f"{path}: cluster must be the name of a profile, not {chosen!r}", 'for example cluster = "local"'
-        )
+        message = f"{path}: cluster must be the name of a profile, not {chosen!r}"
+        faults.append(Fault(message, 'for example cluster = "local"'))
+    raise_faults(faults)
     return chosen

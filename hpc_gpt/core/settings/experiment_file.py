@@ -9,27 +9,27 @@ import math
 import os
 import shlex
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import NoneType
 from typing import Any
 
 from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.errors import ConfigError, Fault, gathered, raise_faults
 from hpc_gpt.core.files import data_dir, experiments_dir, read_start
 from hpc_gpt.core.format import some
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.data_source import refuse_both, source_at, stated_source
 from hpc_gpt.core.settings.experiment import Command, Data, Experiment, Train
 from hpc_gpt.core.settings.mixture import MIX, MixedSource
+from hpc_gpt.core.settings.model import with_pad_token
 from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.program_text import without_secret_comments
-from hpc_gpt.core.settings.resolve import with_pad_token
 from hpc_gpt.core.settings.schedule import cut_schedule, excess_of
 from hpc_gpt.core.settings.sweep_rows import SweepRow, check_rows, choose_row
 from hpc_gpt.core.tables import close_matches, merge_tables, parse_toml, read_toml, set_dotted
-from hpc_gpt.core.typed_tables import check_tables, count_of_key, key_in, read_count
+from hpc_gpt.core.typed_tables import count_of_key, key_in, read_count, read_tables
 
 DEFAULT_EXPERIMENT = "gpt2-meg-ds-3d"
 # The experiment to try first on a cluster.
@@ -172,20 +172,29 @@ def load_experiment(
     overrides: Mapping[str, Any] | None = None,
     row: str | None = None,
     steps_elsewhere: bool = False,
+    faults: list[Fault] | None = None,
 ) -> Experiment:
     """Reads the experiment `name`, overridden by dotted-key `overrides` (`{"train.steps": 20}`).
 
     In a sweep `row`, or the first possible row, overrides the base first. Raises ConfigError with every fault of the
-    file. A warm-up longer than the run is allowed if something newer decides the steps: an override, a file that
-    extends the one with the warm-up, or the caller (`steps_elsewhere`); `cut_warmup` then cuts it.
+    file; with a list of `faults` it adds them there instead, and a key with a fault has its default. A warm-up longer
+    than the run is allowed if something newer decides the steps: an override, a file that extends the one with the
+    warm-up, or the caller (`steps_elsewhere`); `cut_warmup` then cuts it.
     """
     file = read_experiment(name) if isinstance(name, str) else name
     tables, overridden = file.overridden(overrides, row), overrides or ()
     elsewhere = steps_elsewhere or _steps_are_newer(file, row, overridden)
-    faults = schedule_faults(tables.get("train", {}), str(file.path), overridden, elsewhere)
-    experiment = check_tables(tables, Experiment, str(file.path), overridden, faults)
-    experiment = replace(experiment, data=_with_source(experiment.data, file, row, overrides or {}))
-    return _with_paths_found(experiment, file, row, overridden, keys_given(file, overrides, row))
+    experiment, found = read_tables(tables, Experiment, str(file.path), overridden)
+    found += schedule_faults(tables.get("train", {}), str(file.path), overridden, elsewhere)
+    if faults is None:
+        raise_faults(found)
+    else:
+        faults += found
+    with gathered(faults):
+        experiment = replace(experiment, data=_with_source(experiment.data, file, row, overrides or {}))
+    with gathered(faults):
+        return _with_paths_found(experiment, file, row, overridden, keys_given(file, overrides, row))
+    return experiment
 
 
 def _with_source(data: Data, file: ExperimentFile, row: str | None, overrides: Mapping[str, Any]) -> Data:
@@ -407,43 +416,46 @@ def _default_name(path: Path) -> str:
 # --- the learning rate's schedule
 
 
-def schedule_faults(train: Any, where: str, given: Collection[str], steps_elsewhere: bool) -> dict[str, str]:
-    """{fault: hint} of contradictions in a table [train] of TOML.
+def schedule_faults(train: Any, where: str, given: Collection[str], steps_elsewhere: bool) -> Iterator[Fault]:
+    """The contradictions in a table [train] of TOML.
 
     A fault names the file `where`, or "your options" if its dotted key is in `given`. `steps_elsewhere`: the run's
     length is decided elsewhere, and `cut_warmup` cuts the warm-up to it.
     """
-    faults = {}
     lr, min_lr, warmup, steps = (_number(train, key) for key in ("lr", "min_lr", "warmup_steps", "steps"))
     if min_lr > lr >= 0:
         of = "your options" if {"train.lr", "train.min_lr"} & set(given) else where
-        faults[f"{of}: train.min_lr is {min_lr:g}, above train.lr, which is {lr:g}"] = (
-            f"use train.min_lr = {lr:g} or less, or a larger train.lr"
+        yield Fault(
+            f"{of}: train.min_lr is {min_lr:g}, above train.lr, which is {lr:g}",
+            f"use train.min_lr = {lr:g} or less, or a larger train.lr",
         )
     if warmup > steps >= 1 and not steps_elsewhere:
         of = "your options" if "train.warmup_steps" in given else where
-        faults[f"{of}: train.warmup_steps is {warmup:g}, longer than the run of train.steps = {steps:g}"] = (
-            f"use train.warmup_steps = {steps:g} or less, or more train.steps"
+        yield Fault(
+            f"{of}: train.warmup_steps is {warmup:g}, longer than the run of train.steps = {steps:g}",
+            f"use train.warmup_steps = {steps:g} or less, or more train.steps",
         )
-        return faults
-    return faults | _wsd_faults(train, where, given, steps_elsewhere)
+    else:
+        yield from _wsd_faults(train, where, given, steps_elsewhere)
 
 
-def _wsd_faults(train: Any, where: str, given: Collection[str], steps_elsewhere: bool) -> dict[str, str]:
-    """{fault: hint} of a decay that does not fit into the steps, or of its keys without train.decay."""
+def _wsd_faults(train: Any, where: str, given: Collection[str], steps_elsewhere: bool) -> Iterator[Fault]:
+    """The fault of a decay that does not fit into the steps, or of its keys without train.decay."""
     if not isinstance(train, Mapping):
-        return {}
+        return
     stated = [f"train.{key}" for key in ("decay_steps", "decay_shape") if train.get(key) is not None]
     keys = {"train.steps", "train.warmup_steps", "train.decay", *stated}
     of = "your options" if keys & set(given) else where
     if stated and train.get("decay") is None:
-        return {f"{of}: {' and '.join(stated)} belongs to wsd, but train.decay is not given": 'use train.decay = "wsd"'}
+        message = f"{of}: {' and '.join(stated)} belongs to wsd, but train.decay is not given"
+        yield Fault(message, 'use train.decay = "wsd"')
+        return
     sizes: dict[str, Any] = {key: train.get(key, getattr(Train, key)) for key in ("steps", "warmup_steps")}
     sizes |= {"decay_steps": train.get("decay_steps"), "decay": train.get("decay")}
     if any(type(size) not in (int, NoneType) for key, size in sizes.items() if key != "decay") or sizes["steps"] < 1:
-        return {}
-    excess = "" if steps_elsewhere else excess_of(Train(**sizes))
-    return {f"{of}: {excess}": "use a shorter warm-up or decay, or more train.steps"} if excess else {}
+        return
+    if not steps_elsewhere and (excess := excess_of(Train(**sizes))):
+        yield Fault(f"{of}: {excess}", "use a shorter warm-up or decay, or more train.steps")
 
 
 def _number(train: Any, key: str) -> float:

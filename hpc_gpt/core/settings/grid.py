@@ -6,11 +6,11 @@ import itertools
 import math
 import unicodedata
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpc_gpt.core.errors import ConfigError, raise_faults
+from hpc_gpt.core.errors import ConfigError, Fault, gathered, raise_faults
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.experiment_file import ExperimentFile, gives_way, parse_override
 from hpc_gpt.core.settings.resolved import is_name_letter
@@ -36,16 +36,18 @@ class GridAxis:
 def parse_grid(texts: Sequence[str], most: int = MOST_ROWS) -> tuple[GridAxis, ...]:
     """The axes of `--grid KEY=VALUE,VALUE`, with values read as by `--set`. ConfigError with every fault: no values, a
     repeated value, a key that is unknown or repeated, a value of another type, more rows than `most`."""
-    lists, axes, faults = list[tuple[str, str, list[str]]](), list[GridAxis](), dict[str, str]()
+    lists, axes, faults = list[tuple[str, str, list[str]]](), list[GridAxis](), list[Fault]()
     for text in texts:
         key, equals, raw = text.partition("=")
         key, items, where = key.strip(), list(_items(raw)), f"--grid {text}"
         if not equals or not key:
-            faults[f"{where} is not KEY=VALUE,VALUE"] = _EXAMPLE
+            faults.append(Fault(f"{where} is not KEY=VALUE,VALUE", _EXAMPLE))
         elif not all(items):
-            faults[f"{where}: a value is empty"] = _EXAMPLE
+            faults.append(Fault(f"{where}: a value is empty", _EXAMPLE))
         elif key in [other for _, other, _ in lists]:
-            faults[f"{where}: {key} has a --grid already"] = "give all its values to one, separated by commas"
+            faults.append(
+                Fault(f"{where}: {key} has a --grid already", "give all its values to one, separated by commas")
+            )
         lists.append((where, key, items))
     raise_faults(faults)
     count = math.prod(len(items) for _, _, items in lists)
@@ -56,8 +58,8 @@ def parse_grid(texts: Sequence[str], most: int = MOST_ROWS) -> tuple[GridAxis, .
         values = tuple((item, parse_override(f"{key}={item}")[1]) for item in items)
         for number, (item, value) in enumerate(values):
             if value in [other for _, other in values[:number]]:
-                faults[f"{where}: {item} is given twice"] = "leave one of them out"
-            faults |= _faults_of(key, value, where)
+                faults.append(Fault(f"{where}: {item} is given twice", "leave one of them out"))
+            faults += _faults_of(key, value, where)
         axes.append(GridAxis(key, values))
     raise_faults(faults)
     return tuple(axes)
@@ -83,17 +85,15 @@ def _items(raw: str) -> Iterator[str]:
     yield raw[begun:].strip()
 
 
-def _faults_of(key: str, value: Any, where: str) -> Mapping[str, str]:
-    """{fault: hint} of one value of a key."""
-    tables: dict[str, Any] = {}
-    try:
-        if key == "name":
-            return {f"{where}: the name of a file cannot vary": "give a key of hpc-gpt help keys"}
+def _faults_of(key: str, value: Any, where: str) -> list[Fault]:
+    """The faults of one value of a key."""
+    if key == "name":
+        return [Fault(f"{where}: the name of a file cannot vary", "give a key of hpc-gpt help keys")]
+    tables, faults = dict[str, Any](), list[Fault]()
+    with gathered(faults):
         set_dotted(tables, key, value)
         check_tables({"name": "grid", **tables}, Experiment, where, {key})
-    except ConfigError as fault:
-        return {line.replace("your options", where, 1): fault.hint for line in str(fault).splitlines()}
-    return {}
+    return [fault._replace(message=fault.message.replace("your options", where, 1)) for fault in faults]
 
 
 def with_grid(file: ExperimentFile, axes: Sequence[GridAxis], row: str | None) -> ExperimentFile:

@@ -1,10 +1,11 @@
 """`KeyRules`, the rules of each key in an experiment's tables: when it may change, and what it affects."""
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.typed_tables import LARGEST
 
 
@@ -70,14 +71,12 @@ def key(
     return field(default=default, metadata={"rules": KeyRules(resume, affects, **rules)})
 
 
-def number_faults(name: str, table: Any, hint: str, but: Collection[str] = ()) -> dict[str, str]:
-    """{fault: hint} of each number in table `name` that its key's rules do not allow. `hint`: for keys whose rules have
+def number_faults(name: str, table: Any, hint: str, but: Collection[str] = ()) -> Iterator[Fault]:
+    """The fault of each number in table `name` that its key's rules do not allow. `hint`: for keys whose rules have
     none. The keys in `but` may have any value."""
-    return {
-        f"{name}.{key} {fault}": rules.hint or hint
-        for key, rules in key_rules(table).items()
-        if key not in but and (fault := rules.fault(getattr(table, key)))
-    }
+    for key, rules in key_rules(table).items():
+        if key not in but and (fault := rules.fault(getattr(table, key))):
+            yield Fault(f"{name}.{key} {fault}", rules.hint or hint)
 
 
 def without_defaults(table: Any, values: Mapping[str, Any]) -> dict[str, Any]:

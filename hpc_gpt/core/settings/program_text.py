@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.errors import Fault, raise_faults
 from hpc_gpt.core.secrets import REMOVED, hide_secrets, hide_words
 from hpc_gpt.core.tables import close_matches
 
@@ -95,16 +95,16 @@ def texts_of(where: str, command: str | tuple[str, ...]) -> dict[str, str]:
     return {f"{where}[{index}]": word for index, word in enumerate(command)}
 
 
-def text_faults(where: str, text: str) -> Iterator[tuple[str, str]]:
-    """(message, hint) of each fault in a text of a command: a NUL, or a secret."""
+def text_faults(where: str, text: str) -> Iterator[Fault]:
+    """Each fault in a text of a command: a NUL, or a secret."""
     if "\0" in text:
-        yield f"{where} holds a NUL, which no command line can carry", "take it out"
+        yield Fault(f"{where} holds a NUL, which no command line can carry", "take it out")
     bare = _VARIABLE.sub("/", text)
     if hide_secrets(bare) != bare:
         yield _secret_fault(where, hide_secrets(bare), ", and use its variable: $NAME")
 
 
-def command_faults(where: str, command: str | Sequence[str]) -> Iterator[tuple[str, str]]:
+def command_faults(where: str, command: str | Sequence[str]) -> Iterator[Fault]:
     """(message, hint) as `text_faults` for a line of bash, or for the words of a list, where the word before a value
     tells whether it is a secret."""
     if isinstance(command, str):
@@ -140,12 +140,12 @@ def check_file_text(path: Path, text: str) -> None:
     for number, line in enumerate(text.splitlines(), 1):
         bare = _BRACE.sub("/", _VARIABLE.sub("/", line))
         if (shown := hide_secrets(bare)) != bare:
-            raise ConfigError(*_secret_fault(f"{path}:{number}", shown.strip(), ", or use a variable: $NAME"))
+            raise_faults([_secret_fault(f"{path}:{number}", shown.strip(), ", or use a variable: $NAME")])
 
 
-def _secret_fault(where: str, shown: str, then: str) -> tuple[str, str]:
+def _secret_fault(where: str, shown: str, then: str) -> Fault:
     message = f"{where} holds what looks like a secret, and the run folder would keep it: {shown:.80}"
-    return message, f"export it in the shell that submits{then}"
+    return Fault(message, f"export it in the shell that submits{then}")
 
 
 def names_in(text: str) -> set[str]:
@@ -155,7 +155,7 @@ def names_in(text: str) -> set[str]:
 
 def brace_faults(
     where: str, text: str, names: Collection[str], elsewhere: Mapping[str, str] | None = None
-) -> Iterator[tuple[str, str]]:
+) -> Iterator[Fault]:
     """(message, hint) of each brace in a text whose name is not in `names`. `elsewhere`: {other name: where it is
     known}."""
     for match in _BRACE.finditer(text):
@@ -164,10 +164,10 @@ def brace_faults(
             continue
         braces = ", ".join(f"{{{other}}}" for other in names)
         if elsewhere and name in elsewhere:
-            yield f"{where} has {{{name}}}, which is known only {elsewhere[name]}", f"known here: {braces}"
+            yield Fault(f"{where} has {{{name}}}, which is known only {elsewhere[name]}", f"known here: {braces}")
         else:
             similar = close_matches(name, names)
-            yield (
+            yield Fault(
                 f"{where} has {{{name}}}, which is not known" + (f"; {similar}" if similar else ""),
                 f"known: {braces}; write {{{{{name}}}}} to pass {{{name}}} to the program",
             )

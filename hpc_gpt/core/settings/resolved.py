@@ -19,8 +19,8 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.gone import split_gone
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.rules.shape import check_shape
 from hpc_gpt.core.settings.services import SERVICES
-from hpc_gpt.core.settings.shape_rules import check_shape
 from hpc_gpt.core.settings.sized import (
     SCHEMA,
     Sized,

@@ -5,14 +5,11 @@ Their keys affect neither weights nor speed, so none is in `config_hash`, and ea
 """
 
 import pkgutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from hpc_gpt.core.errors import raise_faults
-from hpc_gpt.core.settings.key_rules import key, number_faults, without_defaults
-from hpc_gpt.core.settings.program_text import brace_faults, command_faults, texts_of
+from hpc_gpt.core.settings.key_rules import key, without_defaults
 
 # An engine is a module of hpc_gpt/core/engines, named like the file.
 ENGINE_NAMES = tuple(
@@ -34,7 +31,6 @@ HeldAs = Literal["mixed", "fp32", "bf16", "bf16 moments"]
 Dispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
 Routing = Literal["real", "forced balance"]
 CudaGraph = Literal["attn", "moe_router", "moe_preprocess", "full"]
-_DEFAULT = "leave it out for its default"
 # Names that are filled into the texts of [after].
 AFTER_BRACES = ("checkpoint", "export", "step", "run")
 
@@ -139,49 +135,3 @@ class Plan:
 
 # {name of the table in an experiment: its default, which requests nothing}
 SERVICES: dict[str, Any] = {"notify": Notify(), "after": After(), "track": Track(), "plan": Plan()}
-
-
-def check_services(notify: Notify, after: After, track: Track) -> None:
-    """Raises ConfigError with every fault of the three tables."""
-    raise_faults(dict([*_notify_faults(notify), *_after_faults(after), *_track_faults(track)]))
-
-
-def _notify_faults(notify: Notify) -> Iterator[tuple[str, str]]:
-    """(message, hint) of each fault of [notify]."""
-    if notify.command is None:
-        if notify != Notify():
-            yield "[notify] has no command that gets the events", 'set notify.command = "…", or leave the table out'
-        return
-    yield from _command_faults("notify.command", notify.command)
-    yield from number_faults("notify", notify, _DEFAULT).items()
-
-
-def _after_faults(after: After) -> Iterator[tuple[str, str]]:
-    """(message, hint) of each fault of [after]."""
-    if after.run is None:
-        if after != After():
-            yield "[after] has no run, the command of its job", 'set after.run = "…", or leave the table out'
-        return
-    yield from _command_faults("after.run", after.run)
-    for where, text in texts_of("after.run", after.run).items():
-        yield from brace_faults(where, text, AFTER_BRACES)
-        if "{export}" in text.replace("{{export}}", "") and not after.export:
-            yield f"{where} has {{export}}, but after.export is false", "set after.export = true"
-    yield from command_faults("after.sbatch", after.sbatch)
-    yield from number_faults("after", after, _DEFAULT).items()
-
-
-def _track_faults(track: Track) -> Iterator[tuple[str, str]]:
-    """(message, hint) of each fault of [track]."""
-    for name, what in (("wandb", "project"), ("mlflow", "experiment")):
-        value = getattr(track, name)
-        if value is not None and value.strip().lower() in ("", "true", "false", "yes", "no", "on", "off"):
-            found = f"{value!r}" if value.strip() else "empty"
-            yield f"track.{name} is {found}, but must name the {what} to send to", f'for example {name} = "gpt"'
-
-
-def _command_faults(where: str, command: str | tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    texts = texts_of(where, command)
-    if not any(text.strip() for text in list(texts.values())[:1]):
-        yield f"{where} is empty", "say what is to run, or leave the table out"
-    yield from command_faults(where, command)

@@ -3,9 +3,8 @@
 import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
 
-from hpc_gpt.core.errors import LayoutError, raise_faults
+from hpc_gpt.core.errors import Fault, raise_faults
 from hpc_gpt.core.settings.experiment import CpExchange, Partition
 from hpc_gpt.core.settings.layer_kinds import LayerKind
 from hpc_gpt.core.settings.layout import Layout, largest_divisor
@@ -69,7 +68,7 @@ def outer_params(shape: ModelShape, tp: int, pp: int, stage: int) -> float:
 
 def check_split(shape: ModelShape, layout: Layout) -> None:
     """Raises LayoutError if the layout cannot split the model: its heads, MLP, vocabulary rows, layers or experts."""
-    raise_faults({obstacle.message: obstacle.hint for obstacle in split_obstacles(shape, layout)}, LayoutError)
+    raise_faults(split_faults(shape, layout))
 
 
 def default_tp(gpus: int, gpus_per_node: int, shape: ModelShape, pp: int) -> int:
@@ -94,48 +93,40 @@ def _widths(shape: ModelShape) -> list[tuple[str, int]]:
     return widths + ([("shared_ffn", shape.shared_ffn)] if shape.shared_ffn else [])
 
 
-class Obstacle(NamedTuple):
-    """A reason why a layout cannot split a model: as a short summary, as a message, and with a hint."""
-
-    summary: str
-    message: str
-    hint: str
+def split_fault(summary: str, message: str, hint: str) -> Fault:
+    """A reason why a layout cannot split a model."""
+    return Fault(message, hint, of_layout=True, keys=("model", "layout"), summary=summary)
 
 
-def split_obstacle(shape: ModelShape, layout: Layout) -> Obstacle | None:
-    """The first reason why the layout cannot split the model; None if it can."""
-    return next(split_obstacles(shape, layout), None)
-
-
-def split_obstacles(shape: ModelShape, layout: Layout) -> Iterator[Obstacle]:
+def split_faults(shape: ModelShape, layout: Layout) -> Iterator[Fault]:
     """The reasons why the layout cannot split the model, at most one for each of its sizes; none if it can."""
-    yield from islice(_tp_obstacles(shape, layout), 1)
+    yield from islice(_tp_faults(shape, layout), 1)
     if shape.layers < layout.pp:
-        yield Obstacle(
+        yield split_fault(
             "more stages than layers",
             f"pp {layout.pp} needs at least {layout.pp} layers, one a stage, but the model has {shape.layers}",
             f"use --pp {shape.layers} or fewer",
         )
-    yield from expert_obstacles(shape, layout)
+    yield from expert_faults(shape, layout)
 
 
-def _tp_obstacles(shape: ModelShape, layout: Layout) -> Iterator[Obstacle]:
+def _tp_faults(shape: ModelShape, layout: Layout) -> Iterator[Fault]:
     """The reasons why tp cannot divide the model's heads, MLPs and vocabulary, and etp its experts."""
     tp = layout.tp
     if shape.heads % tp:
-        yield Obstacle(
+        yield split_fault(
             "tp does not divide the heads",
             f"tp {tp} does not divide the {shape.heads} heads: {shape.heads} / {tp} = {shape.heads / tp:.2f}",
             f"use a tp that divides {shape.heads}",
         )
     if shape.key_heads % tp and tp % shape.key_heads:
-        yield Obstacle(
+        yield split_fault(
             "tp and kv_heads do not divide each other",
             f"tp {tp} and the {shape.key_heads} kv_heads: neither divides the other",
             f"use a tp that divides {shape.key_heads}, or a multiple of it",
         )
     if shape.key_heads * shape.head_width % tp:
-        yield Obstacle(
+        yield split_fault(
             "tp does not divide the width of the keys",
             f"tp {tp} does not divide the {shape.key_heads} kv_heads x head_dim {shape.head_width} = "
             f"{shape.key_heads * shape.head_width}",
@@ -144,13 +135,13 @@ def _tp_obstacles(shape: ModelShape, layout: Layout) -> Iterator[Obstacle]:
     for name, width in _widths(shape):
         axis, size = ("etp", layout.expert_tp) if name == "expert_ffn" and layout.etp else ("tp", tp)
         if width % size:
-            yield Obstacle(
+            yield split_fault(
                 f"{axis} does not divide the {name}",
                 f"{axis} {size} does not divide {name} {width}: {width} / {size} = {width / size:.2f}",
                 f"use a {axis} that divides {width}",
             )
     if shape.padded_vocab % tp:
-        yield Obstacle(
+        yield split_fault(
             "tp does not divide the padded vocabulary",
             f"tp {tp} does not divide the padded vocabulary {shape.padded_vocab} "
             f"({shape.vocab} padded to a multiple of {shape.vocab_multiple})",
@@ -158,14 +149,14 @@ def _tp_obstacles(shape: ModelShape, layout: Layout) -> Iterator[Obstacle]:
         )
 
 
-def expert_obstacles(shape: ModelShape, layout: Layout) -> Iterator[Obstacle]:
+def expert_faults(shape: ModelShape, layout: Layout) -> Iterator[Fault]:
     """The reasons why ep and etp cannot divide the model's experts over the layout's ranks."""
     ep, etp, experts = layout.ep, layout.expert_tp, shape.experts
     if ep == 1 and etp == layout.tp:
         return
     if experts is None:
         axis = f"ep {ep}" if ep > 1 else f"etp {etp}"
-        yield Obstacle("the model has no experts", f"{axis} divides experts, but the model has none", "use --ep 1")
+        yield split_fault("the model has no experts", f"{axis} divides experts, but the model has none", "use --ep 1")
         return
     if etp == layout.tp:
         ranks, product = layout.data_ranks, f"cp {layout.cp} x dp {layout.dp}" if layout.cp > 1 else f"dp {layout.dp}"
@@ -176,7 +167,7 @@ def expert_obstacles(shape: ModelShape, layout: Layout) -> Iterator[Obstacle]:
     nearest = largest_divisor(math.gcd(experts, ranks // each), ep)
     hint = f"use --ep {nearest}" if divides else f"use a layout.etp that divides {ranks}"
     if experts % ep:
-        yield Obstacle(
+        yield split_fault(
             "ep does not divide the experts",
             f"ep {ep} does not divide the {experts} experts: {experts} / {ep} = {experts / ep:.2f}",
             hint,
@@ -184,16 +175,16 @@ def expert_obstacles(shape: ModelShape, layout: Layout) -> Iterator[Obstacle]:
     if ranks % (ep * each):
         named = f"ep {ep}" if each == 1 else f"ep {ep} x etp {etp} = {ep * etp}"
         total = f"{product} = {ranks}" if " x " in product else product
-        yield Obstacle(
+        yield split_fault(
             "ep does not divide cp x dp" if each == 1 else "ep x etp does not divide tp x cp x dp",
             f"{named} does not divide {total}: {ranks} / {ep * each} = {ranks / (ep * each):.2f}",
             hint,
         )
 
 
-def context_obstacle(
+def context_fault(
     shape: ModelShape, layout: Layout, exchange: CpExchange, sequence_parallel: bool = False
-) -> Obstacle | None:
+) -> Fault | None:
     """The first reason why cp cannot divide the model's samples under `engine.cp_exchange`; None if it can.
 
     "heads": each rank attends to a whole sample with heads / (tp x cp) heads and as many key heads, each possibly
@@ -214,10 +205,10 @@ def context_obstacle(
         otherwise = f"use {', or '.join(ways) or '--cp 1'}"
         if heads % cp:
             of_tp = f"{shape.heads} heads / tp {tp}" + (f" = {heads}" if tp > 1 else "")
-            return Obstacle("cp does not divide the heads", f"{of_tp} is not a multiple of cp {cp}", otherwise)
+            return split_fault("cp does not divide the heads", f"{of_tp} is not a multiple of cp {cp}", otherwise)
         if keys % cp and cp % keys:
             of_tp = f"{shape.key_heads} kv_heads / tp {tp}" + (f" = {keys}" if tp > 1 else "")
-            return Obstacle(
+            return split_fault(
                 "cp and kv_heads do not divide each other", f"cp {cp} and {of_tp}: neither divides the other", otherwise
             )
     parts = cp if exchange == "heads" else 2 * cp
@@ -225,7 +216,7 @@ def context_obstacle(
     if not seq % parts and sequence_parallel and seq % (cp * tp):
         parts, product = math.lcm(parts, cp * tp), f"cp {cp} x tp {tp} = {cp * tp}, with sequence parallelism,"
     if seq % parts:
-        return Obstacle(
+        return split_fault(
             "cp does not divide the sequence",
             f"{product} does not divide model.seq {seq}: {seq} / {parts} = {seq / parts:.2f}",
             f"use --seq {max(1, seq // parts) * parts}",

@@ -10,12 +10,12 @@ from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import size_run
 from hpc_gpt.core.settings.experiment import Data, Dtype, Experiment, LayoutRequest, Train
 from hpc_gpt.core.settings.experiment_file import SMALL_EXPERIMENT, load_experiment
 from hpc_gpt.core.settings.layout import AXES, Layout
 from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.settings.resolve import size_run
 from hpc_gpt.core.settings.schedule import cut_notes, cut_schedule
 from hpc_gpt.core.settings.sized import Sized
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.errors import ConfigError, UserError, raise_faults
+from hpc_gpt.core.errors import ConfigError, Fault, UserError, gathered, joined_hints, raise_faults
 from hpc_gpt.core.format import and_more
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.resolved import is_name_letter
 from hpc_gpt.core.tables import close_matches, undotted
-from hpc_gpt.core.typed_tables import check_tables
+from hpc_gpt.core.typed_tables import read_tables
 
 # Signs in a row's name, which becomes a part of the names of the run's folder and job.
 _SIGNS = "._+-"
@@ -71,19 +71,16 @@ def check_rows(table: Any, path: Path) -> tuple[SweepRow, ...]:
         if not isinstance(values, Mapping):
             faults.append(f"{where} must be an inline table, not {values!r}")
             continue
-        try:
+        of_keys = list[Fault]()
+        with gathered(of_keys):
             values = undotted(values)
-        except ConfigError as fault:
-            faults.append(f"{where}: {fault}")
+        faults += [f"{where}: {fault.message}" for fault in of_keys]
         faults += [f"{where}: {fault}" for fault in _row_faults(values)]
         settings = {key: value for key, value in values.items() if key in _TABLES}
-        try:
-            check_tables(settings, Experiment, where)
-        except ConfigError as fault:
-            faults += str(fault).splitlines()
+        faults += [fault.message for fault in read_tables(settings, Experiment, where)[1]]
         published = table if isinstance(table := values.get("published"), Mapping) else {}
         rows.append(SweepRow(name, settings, dict(published), values.get("impossible")))
-    raise_faults(dict.fromkeys(faults, _EXAMPLE))
+    raise_faults(Fault(fault, _EXAMPLE) for fault in faults)
     return tuple(rows)
 
 
@@ -120,22 +117,24 @@ def _row_faults(values: Mapping[str, Any]) -> list[str]:
 
 
 class RowFaults(ConfigError):
-    """The faults of some rows of a sweep; `faults` is {row: error}. Other rows may be sound."""
+    """The faults of some rows of a sweep; `of_rows` is {row: error}. Other rows may be sound."""
 
-    def __init__(self, message: str, hint: str, faults: Mapping[str, UserError]) -> None:
-        super().__init__(message, hint)
-        self.faults = faults
+    def __init__(self, faults: Sequence[Fault], of_rows: Mapping[str, UserError]) -> None:
+        super().__init__("\n".join(fault.message for fault in faults), joined_hints(faults), faults)
+        self.of_rows = of_rows
 
 
-def faults_of_rows(faults: Mapping[str, UserError]) -> RowFaults:
-    """One error with the faults of several rows; a fault that rows share is printed once."""
-    rows: dict[str, list[str]] = {}
-    for row, fault in faults.items():
-        for line in str(fault).splitlines():
-            rows.setdefault(line, []).append(repr(row))
-    lines = []
-    for line, named in rows.items():
+def faults_of_rows(of_rows: Mapping[str, UserError], count: int) -> RowFaults:
+    """One error with the faults of several of `count` rows; a fault that rows share is printed once, without their
+    names if it is that of every row."""
+    rows: dict[Fault, list[str]] = {}
+    for row, error in of_rows.items():
+        for fault in error.faults:
+            rows.setdefault(fault, []).append(repr(row))
+    faults = []
+    for fault, named in rows.items():
         others = and_more(len(named), 3)
-        lines.append(f"row{'s' if len(named) > 1 else ''} {', '.join(named[:3])}{others}: {line}")
-    hints = dict.fromkeys(fault.hint for fault in faults.values() if fault.hint)
-    return RowFaults("\n".join(lines), "; ".join(hints), faults)
+        where = f"row{'s' if len(named) > 1 else ''} {', '.join(named[:3])}{others}: "
+        is_common = len(named) == count > 1
+        faults.append(fault if is_common else fault._replace(message=where + fault.message))
+    return RowFaults(faults, of_rows)

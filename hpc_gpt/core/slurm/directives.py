@@ -14,11 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from hpc_gpt.core.errors import ConfigError, raise_faults
+from hpc_gpt.core.errors import Fault, gathered
 from hpc_gpt.core.files import read_start
 from hpc_gpt.core.secrets import hide_secrets, hide_words
-from hpc_gpt.core.settings.experiment import limit_s
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Job, limit_s
 from hpc_gpt.core.settings.resolved import JOB_NAME_BYTES, Resolved
+from hpc_gpt.core.settings.services import After
 from hpc_gpt.core.slurm.requeue import requeue_of
 
 # Names with their letters, in three lists: options with a value, with an optional value, without a value.
@@ -151,46 +153,46 @@ BLANKS = " \t\n\v\f\r"  # C's isspace
 JOB_NAME = "--job-name="
 
 
-def check_job(resolved: Resolved) -> None:
-    """Raises ConfigError, with all faults, for values that a directive, a file pattern or the script cannot hold."""
-    faults = [
-        *_text_faults(resolved),
-        *_owned_faults("job.sbatch", "sbatch", resolved.job.sbatch, _OWNED_SBATCH),
-        *_owned_faults("job.srun", "srun", resolved.job.srun, _OWNED_SRUN),
-        *_environment_faults(resolved),
-    ]
-    try:
-        limit = limit_s(resolved.job.time)
-    except ConfigError as fault:
-        faults.append(str(fault))
-    else:
-        lead = resolved.job.signal_lead_s
-        if lead is not None and lead < 1:
-            faults.append(f"job.signal_lead_s is {lead}, but must be at least 1")
-        elif limit is not None and lead is not None and lead >= limit:
-            faults.append(
-                f"job.signal_lead_s {lead} s leaves nothing of job.time {resolved.job.time} ({limit} s): "
-                "the job would save and go back to the queue at once"
-            )
-    spares = resolved.job.spare_nodes or 0
-    if spares < 0:
-        faults.append(f"job.spare_nodes is {spares}, but must not be negative")
-    elif spares and not resolved.job.preflight and resolved.cluster.scheduler == "slurm":
-        faults.append(f"job.spare_nodes is {spares}, but job.preflight is off, which alone finds nodes to replace")
-    cpus = resolved.job.cpus_per_task
-    if cpus is not None and cpus < 1:
-        faults.append(f"job.cpus_per_task is {cpus}, but must be at least 1")
-    raise_faults(dict.fromkeys(faults, "change the key in the experiment, the cluster profile or with --set"))
+def job_faults(job: Job, profile: ClusterProfile, has_forecast: bool = True) -> Iterator[Fault]:
+    """The faults of values that a directive, a file pattern or the script cannot hold. `job`: [job] over the profile's
+    values. Before the run `has_forecast`, a time limit is not compared with the signal's lead, of which that says more.
+    """
+    hint = "change the key in the experiment, the cluster profile or with --set"
+    return (Fault(message, hint) for message in _job_faults(job, profile, has_forecast))
 
 
-def check_after(resolved: Resolved) -> None:
-    """Raises ConfigError, with all faults, for options that the directives of a job of `[after]` cannot hold."""
-    faults: list[str] = []
-    for i, flag in enumerate(resolved.after.sbatch):
+def after_faults(after: After) -> Iterator[Fault]:
+    """The faults of options that the directives of a job of `[after]` cannot hold."""
+    for i, flag in enumerate(after.sbatch):
         if bad := _control_character(flag):
-            faults.append(f"after.sbatch[{i}] holds {bad}, which a line of the script cannot carry: {flag!r}")
-    faults += _owned_faults("after.sbatch", "sbatch", resolved.after.sbatch, _OWNED_AFTER)
-    raise_faults(dict.fromkeys(faults, "change after.sbatch"))
+            message = f"after.sbatch[{i}] holds {bad}, which a line of the script cannot carry: {flag!r}"
+            yield Fault(message, "change after.sbatch")
+    for message in _owned_faults("after.sbatch", "sbatch", after.sbatch, _OWNED_AFTER):
+        yield Fault(message, "change after.sbatch")
+
+
+def _job_faults(job: Job, profile: ClusterProfile, has_forecast: bool) -> Iterator[str]:
+    yield from _text_faults(job, profile)
+    yield from _owned_faults("job.sbatch", "sbatch", job.sbatch, _OWNED_SBATCH)
+    yield from _owned_faults("job.srun", "srun", job.srun, _OWNED_SRUN)
+    yield from _environment_faults(profile)
+    of_time, limit, lead, spares = list[Fault](), None, job.signal_lead_s, job.spare_nodes or 0
+    with gathered(of_time):
+        limit = limit_s(job.time)
+    yield from (fault.message for fault in of_time)
+    if lead is not None and lead < 1:
+        yield f"job.signal_lead_s is {lead}, but must be at least 1"
+    elif has_forecast and limit is not None and lead is not None and lead >= limit:
+        yield (
+            f"job.signal_lead_s {lead} s leaves nothing of job.time {job.time} ({limit} s): "
+            "the job would save and go back to the queue at once"
+        )
+    if spares < 0:
+        yield f"job.spare_nodes is {spares}, but must not be negative"
+    elif spares and not job.preflight and profile.scheduler == "slurm":
+        yield f"job.spare_nodes is {spares}, but job.preflight is off, which alone finds nodes to replace"
+    if job.cpus_per_task is not None and job.cpus_per_task < 1:
+        yield f"job.cpus_per_task is {job.cpus_per_task}, but must be at least 1"
 
 
 def after_options(resolved: Resolved) -> list[str]:
@@ -200,7 +202,7 @@ def after_options(resolved: Resolved) -> list[str]:
 
 
 def sbatch_directives(resolved: Resolved) -> list[str]:
-    """The text after `#SBATCH` in each line, quoted. Call `check_job` first."""
+    """The text after `#SBATCH` in each line, quoted. Without the faults of `job_faults`."""
     job, profile = resolved.job, resolved.cluster
     lines: list[str] = []
     texts = {key: f"--{option}={quote_directive(value)}" for key, option in OF_JOB.items()
@@ -262,8 +264,7 @@ def cpus_per_task(resolved: Resolved) -> int | None:
     return max(1, resolved.cluster.cpus_per_node // resolved.cluster.gpus_per_node)
 
 
-def _text_faults(resolved: Resolved) -> Iterator[str]:
-    job, profile = resolved.job, resolved.cluster
+def _text_faults(job: Job, profile: ClusterProfile) -> Iterator[str]:
     texts: dict[str, str | None] = {f"job.{name}": getattr(job, name) for name in OF_JOB}
     texts |= {f"job.sbatch[{i}]": flag for i, flag in enumerate(job.sbatch)}
     texts |= {f"job.srun[{i}]": flag for i, flag in enumerate(job.srun)}
@@ -354,9 +355,9 @@ def why_not_added(name: str) -> str:
     return _why_owned(name, _OWNED_SBATCH) if name in _OWNED_SBATCH else ""
 
 
-def _environment_faults(resolved: Resolved) -> Iterator[str]:
-    for name, value in resolved.cluster.environment.items():
-        where = f"cluster profile {resolved.cluster.name}: environment.{name}"
+def _environment_faults(profile: ClusterProfile) -> Iterator[str]:
+    for name, value in profile.environment.items():
+        where = f"cluster profile {profile.name}: environment.{name}"
         if not _NAME.fullmatch(name):
             yield f"{where!r} is not a valid name of a variable"
         elif "\0" in value:

@@ -18,7 +18,7 @@ from hpc_gpt.core.errors import ConfigError, OsErrorAs
 from hpc_gpt.core.files import json_object
 from hpc_gpt.core.format import and_more, counted
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.settings.shape_rules import OF_EXPERTS
+from hpc_gpt.core.settings.rules.shape import OF_EXPERTS
 from hpc_gpt.core.weights.config import architecture_in, read_config
 from hpc_gpt.core.weights.config_keys import PLAN_ONLY, model_type_of, read_config_json
 from hpc_gpt.core.weights.names import stored_sizes

@@ -16,12 +16,13 @@ from hpc_gpt.core.format import counted, show_duration
 from hpc_gpt.core.runs.race import RACE
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve, size_run
 from hpc_gpt.core.settings.experiment import Experiment, with_keys
 from hpc_gpt.core.settings.experiment_file import ExperimentFile, cut_warmup, parse_override
-from hpc_gpt.core.settings.resolve import experiment_of, resolve, size_run
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.services import SERVICES, Notify
 from hpc_gpt.core.settings.sized import runs_program
+from hpc_gpt.core.settings.stored import experiment_of
 from hpc_gpt.core.tables import flat, toml_value
 from hpc_gpt.launcher.decide import make_run, predict_run, prepare_row
 from hpc_gpt.launcher.past_timings import PastTimings

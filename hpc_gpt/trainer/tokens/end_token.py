@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.core.errors import DataError
-from hpc_gpt.core.settings.resolve import SET_END_TOKEN
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.rules.data import SET_END_TOKEN
 from hpc_gpt.trainer.tokens.sources import file_pieces
 from hpc_gpt.trainer.tokens.token_file import LOOK_AT_ONCE, LOOK_TOKENS, parts_looked_at
 from hpc_gpt.trainer.tokens.tokenizer import CHAR, CharTokenizer, open_tokenizer

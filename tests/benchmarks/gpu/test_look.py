@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from hpc_gpt.core.settings.experiment import Model
-from hpc_gpt.core.settings.resolve import resolve_shape
+from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.trainer.model.gpt import Gpt
 from tests.benchmarks.gpu.peers import build_peer, peer_of
 from tests.benchmarks.gpu.turns import MIXTURES, TINY, TINY_LLAMA

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from hpc_gpt.core.engines.command import BRACES
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest, Model
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.program_text import fill, fill_line
-from hpc_gpt.core.settings.resolve import experiment_of, resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import known_batch, known_shape, shown_layout
+from hpc_gpt.core.settings.stored import experiment_of
 
 PROFILE = ClusterProfile("test", gpus_per_node=4)
 SOUND = Command(

@@ -10,11 +10,12 @@ import pytest
 
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.errors import raise_faults
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.experiment import Data, Experiment, Model
+from hpc_gpt.core.settings.decide import resolve
+from hpc_gpt.core.settings.experiment import Command, Data, Experiment, Model
 from hpc_gpt.core.settings.mixture import MixedSource
 from hpc_gpt.core.settings.model_keys import RopeScaling
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.services import Plan
 from tests.core.engines.test_command import PROFILE, SOUND, experiment
 from tests.core.engines.trainings import LLAMA as SHAPE
@@ -65,6 +66,10 @@ def started(**change: Any) -> Callable[[Path], Any]:
         engines()["command"].check_program(resolve(experiment(command), PROFILE), {})
 
     return act
+
+
+def planned(at: Path) -> Any:
+    raise_faults(engines()["ddp"].table_faults(Command(), Plan(like="fsdp"), Data()))
 
 
 def training(**more: Any) -> Callable[[Path], Any]:
@@ -178,7 +183,7 @@ ROWS: dict[str, Row] = {
     "a program for another engine": (lambda at: resolve(Experiment(model=Model(preset="gpt2"), command=SOUND), PROFILE),
      "the table [command] is given, but engine deepspeed-3d does not start a program of yours | set engine.name = "
      '"command", or leave [command] out'),
-    "a plan for another engine": (of(engines()["ddp"], "check_plan", Plan(like="fsdp")),
+    "a plan for another engine": (planned,
      "the table [plan] is given, but plan already knows engine ddp | leave [plan] out, which is for engine "
      "command; for Megatron-LM set engine.megatron_args"),
     # a training as it is planned

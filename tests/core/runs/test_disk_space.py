@@ -15,8 +15,8 @@ from hpc_gpt.core.runs.disk_space import (
     steps_between_saves,
 )
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from tests.programs import put
 
 

@@ -21,8 +21,8 @@ from hpc_gpt.core.runs.find_runs import (
 )
 from hpc_gpt.core.runs.run_folder import IN_QUEUE
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.render import render_script
 from hpc_gpt.launcher.submission import check_submission

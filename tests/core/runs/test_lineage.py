@@ -14,9 +14,9 @@ from hpc_gpt.core.runs.descent import descend
 from hpc_gpt.core.runs.lineage import Parent, find_ancestors, parent_of
 from hpc_gpt.core.runs.run_folder import RESUMED_FROM, RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.layout import Layout
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from tests.made_runs import add_checkpoint, with_checkpoints
 

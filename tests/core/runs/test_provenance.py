@@ -9,8 +9,9 @@ import pytest
 from hpc_gpt.core.engines import ds_config_of
 from hpc_gpt.core.runs.provenance import complete_run, config_notes
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import list_experiments, load_experiment
-from hpc_gpt.core.settings.resolve import experiment_text, resolve
+from hpc_gpt.core.settings.stored import experiment_text
 
 
 @pytest.mark.parametrize("name", list_experiments())

@@ -18,8 +18,8 @@ from hpc_gpt.core.files import append_line, read_json_lines
 from hpc_gpt.core.runs.find_runs import find_run, find_runs, list_runs
 from hpc_gpt.core.runs.run_folder import create_run
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.render import render_script
 from tests.made_runs import make_run
 

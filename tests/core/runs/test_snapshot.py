@@ -24,8 +24,8 @@ from hpc_gpt.core.runs.snapshot import (
     take_snapshot,
 )
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.render import render_script
 from tests.conftest import REPOSITORY
 from tests.programs import ran

@@ -8,9 +8,10 @@ import pytest
 
 from hpc_gpt.core.errors import ConfigError, LayoutError, UserError
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model
-from hpc_gpt.core.settings.resolve import experiment_of, experiment_text, resolve
 from hpc_gpt.core.settings.resolved import Resolved, config_hash
+from hpc_gpt.core.settings.stored import experiment_of, experiment_text
 
 EIGHT = ClusterProfile(name="eight", gpus_per_node=8)
 QWEN_HEADS = Model(hidden=3584, layers=4, heads=28, kv_heads=4, vocab=1024, seq=4096)

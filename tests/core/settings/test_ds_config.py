@@ -13,8 +13,8 @@ from hpc_gpt.core.engines import ds_config_of, engine_of
 from hpc_gpt.core.engines.base.ds_config import clips_itself, shards_in_bf16_optimizer, zero_stage
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.planner.training import training_of
 

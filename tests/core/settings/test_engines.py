@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 
 EIGHT = ClusterProfile(name="eight", gpus_per_node=8)

@@ -7,10 +7,10 @@ import pytest
 from hpc_gpt.core.formulas import tflops_hardware, tflops_model, tflops_seed
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
 from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.presets import preset
-from hpc_gpt.core.settings.resolve import experiment_of, resolve
 from hpc_gpt.core.settings.resolved import Resolved, config_hash
 from hpc_gpt.core.settings.shape_split import (
     expert_params,
@@ -20,6 +20,7 @@ from hpc_gpt.core.settings.shape_split import (
     partition_layers,
     stage_kinds,
 )
+from hpc_gpt.core.settings.stored import experiment_of
 from hpc_gpt.reader.records.figures import add_figures
 from hpc_gpt.reader.records.own_run import figures_asked
 

@@ -3,13 +3,13 @@
 import pytest
 
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import (
     cut_warmup,
     find_experiment,
     find_sweep,
     load_experiment,
 )
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sweep_rows import SweepRow
 

@@ -13,14 +13,14 @@ import pytest
 
 from hpc_gpt.core.engines import engine_named, trainers
 from hpc_gpt.core.engines.base.megatron_program import megatron_arguments
-from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.errors import UserError, raise_faults
 from hpc_gpt.core.settings.cluster import load_profile
-from hpc_gpt.core.settings.engines import check_products
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Data, Engine, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.experiment_file import load_experiment, read_experiment
 from hpc_gpt.core.settings.idle_keys import idle_keys
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.rules.engine import product_faults
 from hpc_gpt.core.settings.services import SERVICES
 from tests.conftest import REPOSITORY
 
@@ -66,7 +66,9 @@ def other_value(key: str) -> Any:
 @functools.cache
 def keys_read() -> frozenset[str]:
     """The names of the attributes that any code reads outside of the settings themselves."""
-    files = [file for file in (REPOSITORY / "hpc_gpt").rglob("*.py") if "settings" not in file.parts]
+    files = [
+        file for file in (REPOSITORY / "hpc_gpt").rglob("*.py") if "settings" not in file.relative_to(REPOSITORY).parts
+    ]
     trees = (ast.walk(ast.parse(file.read_text(encoding="utf-8"))) for file in files)
     return frozenset(node.attr for tree in trees for node in tree if isinstance(node, ast.Attribute))
 
@@ -92,7 +94,7 @@ def all_keys() -> Iterator[str]:
 def sized(engine: str, more: dict[str, Any]) -> Resolved:
     own = {"engine.name": engine, "layout.tp": 1, "layout.pp": 1, "layout.gpus": 2, **more}
     run = resolve(load_experiment("demo", own), load_profile("generic-slurm"))
-    check_products(run)
+    raise_faults(product_faults(run))
     return run
 
 

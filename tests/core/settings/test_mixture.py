@@ -6,12 +6,15 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.errors import ConfigError, raise_faults
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
+from hpc_gpt.core.settings.experiment import Command
 from hpc_gpt.core.settings.experiment_file import folder_of_data, load_experiment, parse_override, read_experiment
 from hpc_gpt.core.settings.mixture import MixedSource, evaluation_shares
-from hpc_gpt.core.settings.resolve import experiment_of, experiment_text, resolve
 from hpc_gpt.core.settings.resolved import Resolved, config_hash, speed_hash
+from hpc_gpt.core.settings.services import Plan
+from hpc_gpt.core.settings.stored import experiment_of, experiment_text
 
 MIX = """\
 extends = "demo"
@@ -156,4 +159,4 @@ def test_megatron_lm_takes_weights_and_no_phases(mixed: Path) -> None:
 
 def test_a_program_of_your_own_is_told_of_none(mixed: Path) -> None:
     with pytest.raises(ConfigError, match=r"\[data\] is given"):
-        engine_named("command").data_of(resolved(mixed).data)
+        raise_faults(engine_named("command").table_faults(Command(run="x"), Plan(), resolved(mixed).data))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import PRESETS, preset
-from hpc_gpt.core.settings.shape_rules import no_class_note
+from hpc_gpt.core.settings.rules.shape import no_class_note
 from hpc_gpt.core.settings.shape_split import (
     default_tp,
     kind_params,

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.errors import ConfigError, raise_faults
 from hpc_gpt.core.settings.cluster import load_profile
-from hpc_gpt.core.settings.engines import check_products
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.core.settings.resolve import resolve
+from hpc_gpt.core.settings.rules.engine import product_faults
 
 
 def check(
@@ -21,7 +21,7 @@ def check(
     train = Train(steps=10, dtype=dtype, matmul=matmul)
     experiment = Experiment(model=Model(**model), engine=Engine(engine), layout=request, train=train)
     profile = load_profile(cluster)
-    check_products(resolve(experiment, replace(profile, device=device or profile.device)))
+    raise_faults(product_faults(resolve(experiment, replace(profile, device=device or profile.device))))
 
 
 def test_what_trains_is_accepted():

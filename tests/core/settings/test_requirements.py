@@ -4,9 +4,9 @@ import pytest
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.requirements import check_package, check_requirements
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.core.errors import ConfigError, LayoutError, UserError
+from hpc_gpt.core.errors import ConfigError, LayoutError, UserError, raise_faults
 from hpc_gpt.core.settings.cluster import ClusterProfile, list_profiles, load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Experiment, LayoutRequest, Model
 from hpc_gpt.core.settings.experiment_file import (
     DEFAULT_EXPERIMENT,
@@ -19,9 +20,9 @@ from hpc_gpt.core.settings.experiment_file import (
     parse_override,
     read_experiment,
 )
-from hpc_gpt.core.settings.resolve import experiment_of, resolve
 from hpc_gpt.core.settings.resolved import Resolved, folder_name
-from hpc_gpt.core.slurm.directives import check_job
+from hpc_gpt.core.settings.stored import experiment_of
+from hpc_gpt.core.slurm.directives import job_faults
 
 NODE_OF_4 = ClusterProfile(name="four")
 
@@ -326,5 +327,6 @@ def test_a_jobs_name_leaves_room_for_its_outputs_number():
     name = resolve(experiment, ClusterProfile(name="x")).job.name
     assert len(f"{name}-4294967295_4294967295.out".encode()) <= 255
     too_long = load_experiment("demo", {"name": "a", "job.name": "实验" * 100})
+    run = resolve(too_long, ClusterProfile(name="x"))
     with pytest.raises(ConfigError, match=r"job\.name has 600 bytes, but the output's name %x-%j.out carries 229"):
-        check_job(resolve(too_long, ClusterProfile(name="x")))
+        raise_faults(job_faults(run.job, run.cluster))

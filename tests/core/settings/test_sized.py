@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest, ScriptFacts
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.sized import command_lines, does, program_tables, run_rows
 
 PROGRAM = {"run": "train  {gpus}", "setup": ("a\n\nb",), "workdir": "/w"}

@@ -20,8 +20,8 @@ from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.processes import end_processes
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, create_run
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.slurm.environment import own_job
 from hpc_gpt.launcher.attempts.decisions import ShownJob, classify
 from hpc_gpt.launcher.attempts.may_start import SlurmStates, decide_start, read_slurm

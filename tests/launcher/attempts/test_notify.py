@@ -12,8 +12,8 @@ import pytest
 
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.attempts.notify import event_of, leaves_to_next, main, send_event
 from hpc_gpt.launcher.render import render_script
 from tests.around import EVENTS

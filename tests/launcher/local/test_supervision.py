@@ -17,8 +17,8 @@ from hpc_gpt.core.files import logs_dir, read_json, write_once
 from hpc_gpt.core.process import host_clock, is_alive
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.launcher.local import controller
 from hpc_gpt.launcher.local.queue import QUEUE, budget_environment, start_here
 from hpc_gpt.launcher.render import render_script

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.schedule import learning_rate
 from hpc_gpt.trainer.engines.protocol import build_engine
 from hpc_gpt.trainer.model.gpt import Gpt

@@ -12,8 +12,8 @@ import pytest
 from hpc_gpt.core.ends.bad_nodes import listed
 from hpc_gpt.core.runs.run_folder import create_run
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, Job, LayoutRequest, Model, Train
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.trainer.preflight.nodes import Preflight
 from hpc_gpt.trainer.preflight.verdict import NodeReport, encode
 from tests.conftest import REPOSITORY

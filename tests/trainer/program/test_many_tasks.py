@@ -10,8 +10,8 @@ from pathlib import Path
 
 from hpc_gpt.core.runs.run_folder import create_run
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
-from hpc_gpt.core.settings.resolve import resolve
 from tests.waiting import wait_for
 
 NODES = 200

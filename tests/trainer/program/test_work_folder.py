@@ -22,8 +22,8 @@ from hpc_gpt.core.runs.checkpoints import checkpoint_note, checkpoints_of, newes
 from hpc_gpt.core.runs.lineage import resume_point
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.launcher.watch.status import read_status
 from hpc_gpt.reader.records.own_run import OF_CHECKPOINTS

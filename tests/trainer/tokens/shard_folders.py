@@ -9,8 +9,8 @@ from typing import Any
 import zstandard
 
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Data, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.core.settings.resolved import Resolved
 
 SEQ = 4

@@ -5,8 +5,8 @@ import re
 import pytest
 
 from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolve import resolve
 from hpc_gpt.trainer.tokens import description
 from hpc_gpt.trainer.tokens.build import build_megatron, build_tokens, stdlib_length
 from hpc_gpt.trainer.tokens.run_data import ensure_data

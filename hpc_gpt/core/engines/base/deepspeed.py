@@ -19,8 +19,9 @@ from hpc_gpt.core.engines.base.ds_config import (
     stage_that_runs,
     takes_bf16_optimizer,
 )
-from hpc_gpt.core.engines.base.facts import EngineFacts, Fault
+from hpc_gpt.core.engines.base.facts import EngineFacts
 from hpc_gpt.core.engines.base.training import StateBytes, Training, zero_states
+from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.shape_split import outer_params

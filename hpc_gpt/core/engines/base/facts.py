@@ -5,11 +5,10 @@ name, which trains; without one, the engine is another program, which the job st
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hpc_gpt.core.engines.base.training import StateBytes, States, Training, plain_states
-from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
 from hpc_gpt.core.formulas import Recompute
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, CpExchange, Data, Engine, Matmul, Train
@@ -18,7 +17,7 @@ from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.services import Plan
-from hpc_gpt.core.settings.shape_split import Obstacle, context_obstacle
+from hpc_gpt.core.settings.shape_split import context_fault
 from hpc_gpt.core.settings.sized import Sized
 
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -44,15 +43,6 @@ OUR_PARTS = frozenset({"experts", "rotated", "qk_norm"})
 
 # The machines and models on which fast settings were measured, in this order (docs/models-and-engines.md).
 MEASURED_ON = ("H200 gpt2", "H200 gpt2-xl", "H100 gpt2")
-
-
-@dataclass(frozen=True)
-class Fault:
-    """A setting that cannot run, and the nearest one that can."""
-
-    message: str
-    hint: str
-    of_layout: bool = False
 
 
 # {a key of `ModelShape.special_keys`: the part of a model that it stands for}
@@ -162,20 +152,23 @@ class EngineFacts(States):
     # --- rules
 
     def program_of(self, command: Command) -> Command | None:
-        """`[command]` if the engine starts that, else None. ConfigError for its faults, or if nothing starts it."""
-        if command != Command():
-            raise ConfigError(
-                f"the table [command] is given, but engine {self.name} does not start a program of yours",
-                'set engine.name = "command", or leave [command] out',
-            )
+        """`[command]`, with its values filled in, if the engine starts that, else None."""
         return None
 
-    def check_plan(self, plan: Plan) -> None:
-        """Raises ConfigError if `[plan]` is set although the engine's own keys already say it."""
+    def table_faults(self, command: Command, plan: Plan, data: Data) -> Iterator[Fault]:
+        """The faults of `[command]` and `[plan]`, or that the engine has no use for them; those of `[data]` that the
+        engine cannot read."""
+        if command != Command():
+            yield Fault(
+                f"the table [command] is given, but engine {self.name} does not start a program of yours",
+                'set engine.name = "command", or leave [command] out',
+                keys=("command",),
+            )
         if plan != Plan():
-            raise ConfigError(
+            yield Fault(
                 f"the table [plan] is given, but plan already knows engine {self.name}",
                 "leave [plan] out, which is for engine command; for Megatron-LM set engine.megatron_args",
+                keys=("plan",),
             )
 
     def planned_as(self, plan: Plan) -> str | None:
@@ -191,8 +184,11 @@ class EngineFacts(States):
 
     def check_export(self) -> None:
         """Raises ConfigError if its checkpoints have another program's format."""
+        raise_faults(self.export_faults())
+
+    def export_faults(self) -> Iterator[Fault]:
         if self.is_program:
-            raise ConfigError(
+            yield Fault(
                 f"engine {self.name} keeps checkpoints in its own format, which hpc-gpt does not read",
                 "its own program converts them; Megatron-LM has tools/checkpoint/convert.py",
             )
@@ -222,23 +218,22 @@ class EngineFacts(States):
         lacking = [_PARTS[key] for key in shape.special_keys if key not in self.shape_parts]
         return f"it has {', '.join(lacking)}" if lacking else None
 
-    def context_obstacle(self, shape: ModelShape, layout: Layout, engine: Engine) -> Obstacle | None:
+    def context_fault(self, shape: ModelShape, layout: Layout, engine: Engine) -> Fault | None:
         """The reason why the engine cannot divide samples over cp for such a model; None if it can."""
-        return context_obstacle(shape, layout, engine.cp_exchange, engine.sequence_parallel)
+        return context_fault(shape, layout, engine.cp_exchange, engine.sequence_parallel)
 
     def offload_faults(self, engine: Engine) -> Iterator[Fault]:
         """The reasons why the engine cannot offload as requested; only called if it has the switch."""
         return iter(())
 
     def data_of(self, data: Data) -> Data:
-        """`[data]` as the engine reads it. Raises ConfigError for a source that it cannot read."""
+        """`[data]` as the engine reads it."""
         return data
 
-    def check_run(self, layout: Layout, shape: ModelShape, train: Train) -> None:
-        """Refuses what the program would refuse after hours in the queue. Raises LayoutError, ConfigError."""
-
-    def check_sized(self, resolved: Sized) -> None:
-        """Refuses contradictions that show only once all settings are known. Raises ConfigError."""
+    def sized_faults(self, resolved: Sized) -> Iterator[Fault]:
+        """The contradictions that show only once all settings are known, as the program would refuse them after hours
+        in the queue."""
+        return iter(())
 
     def config_files(self, resolved: Resolved) -> dict[str, Any]:
         """The files for the run folder with the configuration of a library: {name: JSON values}."""

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from hpc_gpt.core.engines.base.megatron_experts import expert_options
-from hpc_gpt.core.errors import ConfigError, raise_faults
+from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.schedule import decay_steps_of
 from hpc_gpt.core.settings.sized import Sized
@@ -219,13 +219,13 @@ def check_checkout(checkout: Path, options: Collection[str] = ()) -> None:
                 "git clone https://github.com/NVIDIA/Megatron-LM, and name that folder",
             )
     valid = known_options(parser, checkout / "megatron") if options else set()
-    faults = {}
+    faults = list[Fault]()
     for option in options:
         # `name: bool = True` has the options --no-name and --disable-name.
         if option not in valid and re.sub(r"^--(no|disable)-", "--", option) not in valid:
             close = difflib.get_close_matches(option, sorted(valid), n=2)
             message = f"{checkout} does not know {option}" + (f"; it has {' and '.join(close)}" if close else "")
-            faults[message] = "use a checkout of 2023 or later: git -C … checkout core_v0.12.0"
+            faults.append(Fault(message, "use a checkout of 2023 or later: git -C … checkout core_v0.12.0"))
     raise_faults(faults)
 
 

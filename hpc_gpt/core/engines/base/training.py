@@ -11,7 +11,7 @@ from hpc_gpt.core.settings.experiment import CpExchange, Matmul
 from hpc_gpt.core.settings.layout import AXES, Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.services import AttentionKernel, CudaGraph, Dispatcher, GradSum, HeldAs, Loss, Routing
-from hpc_gpt.core.settings.shape_split import expert_params, kind_params, split_obstacle
+from hpc_gpt.core.settings.shape_split import check_split, expert_params, kind_params
 
 Offload = Literal["none", "optimizer", "full"]
 OptimizerMode = Literal["fused", "foreach", "for-loop"]
@@ -127,8 +127,8 @@ class Training:
         ranks, experts = self.tp * self.data_ranks, self.shape.experts or 0
         if experts and experts % self.ep == 0 and ranks % (self.ep * self.expert_tp) == 0:
             return
-        if not self.ep_outside_dp and (obstacle := split_obstacle(self.shape, self.layout)) is not None:
-            raise LayoutError(obstacle.message, obstacle.hint)
+        if not self.ep_outside_dp:
+            check_split(self.shape, self.layout)
 
     @property
     def layout(self) -> Layout:

@@ -1,0 +1,245 @@
+"""Decides: from an experiment and a cluster profile to a value for every key.
+
+`size_run` first collects the faults that show without any decision, then decides with the keys that are sound, then
+collects the faults of what was decided; it raises all of them at once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.errors import Fault, LayoutError, gathered, raise_faults
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.experiment import Engine, Experiment, Job, LayoutRequest, ScriptFacts, Train
+from hpc_gpt.core.settings.layout import Layout, check_gpus, check_nodes, nodes_for, solve_batch
+from hpc_gpt.core.settings.model import stated_shape
+from hpc_gpt.core.settings.model_keys import Model
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.resolved import JOB_NAME_BYTES, Resolved, cut_name
+from hpc_gpt.core.settings.rules import keys_of
+from hpc_gpt.core.settings.rules.data import with_mix
+from hpc_gpt.core.settings.rules.engine import product_faults, with_stage
+from hpc_gpt.core.settings.rules.walk import faults_after, faults_before, sound_part, without_followers
+from hpc_gpt.core.settings.services import SERVICES
+from hpc_gpt.core.settings.shape_split import check_split, default_tp
+from hpc_gpt.core.settings.sized import NO_BATCH, NO_MODEL, Sized
+
+# A model with fewer parameters fits on one GPU, and tensor parallelism only makes it slower.
+SMALL = 10**9
+
+
+def resolve(
+    experiment: Experiment,
+    profile: ClusterProfile,
+    sweep: str | None = None,
+    row: str | None = None,
+    script: ScriptFacts | None = None,
+    data_from: int = 0,
+    race: int = 0,
+) -> Resolved:
+    """The run of an experiment whose keys are all decided; nothing changes it afterwards.
+
+    `sweep` and `row` name its row, if it is one; `script` has the facts about a job script; `data_from` is the step of
+    a branch to other data, `race` the most visits of a race. Raises as `size_run`.
+    """
+    sized = size_run(experiment, profile, script)
+    return Resolved.of(sized, sweep=sweep, row=row, data_from=data_from, race=race)
+
+
+def size_run(
+    experiment: Experiment,
+    profile: ClusterProfile,
+    script: ScriptFacts | None = None,
+    faults: Sequence[Fault] = (),
+    to_train: bool = False,
+) -> Sized:
+    """The experiment with a value for every key, for one cluster profile.
+
+    Raises LayoutError or ConfigError for what cannot run, before anything is written or queued: all faults at once, and
+    with them `faults` that were found before. `to_train`: also those that do not hinder a plan.
+    """
+    found = faults_before(experiment, profile, faults)
+    sized, more = None, list[Fault]()
+    with gathered(more):
+        sized = _decide(sound_part(experiment, found), profile, script)
+    if sized is not None:
+        more += faults_after(sized)
+        more += product_faults(sized) if to_train else ()
+    of_layout = () if experiment.layout.tp else ("model",)  # a default tp follows from the model
+    found += without_followers(more, found, ("engine.name",), of_layout)
+    raise_faults(fault._replace(keys=keys_of(fault)) for fault in found)
+    assert sized is not None
+    return sized
+
+
+def _decide(experiment: Experiment, profile: ClusterProfile, script: ScriptFacts | None) -> Sized:
+    """The sizes of an experiment without faults of its own. Raises LayoutError or ConfigError if it has no layout or no
+    batch."""
+    facts = engine_named(experiment.engine.name)
+    command = facts.program_of(experiment.command)
+    shape = NO_MODEL if command is not None and experiment.model == Model() else stated_shape(experiment.model)
+    if "pad_token_id" in facts.unfollowed:
+        shape = replace(shape, pad_token=None)
+    request = experiment.layout
+    layout, nodes = _decide_layout(request, experiment.engine, shape, profile)
+    sizes = request.micro_batch, request.micro_batches, request.global_batch
+    engine = with_stage(experiment.engine)
+    return Sized(
+        name=experiment.name,
+        preset=experiment.model.preset,
+        model=shape,
+        data=facts.data_of(with_mix(experiment.data)),
+        engine=engine,
+        layout=layout,
+        batch=NO_BATCH if command is not None and not any(sizes) else solve_batch(layout.dp, *sizes),
+        gpus=layout.gpus,
+        nodes=nodes,
+        ranks_per_node=-(-layout.gpus // nodes),
+        train=_decide_train(experiment.train, engine, shape),
+        job=job_over_profile(experiment, profile, script is not None),
+        cluster=profile.of_a_run,
+        command=command,
+        **{name: getattr(experiment, name) for name in SERVICES},
+        script=script,
+    )
+
+
+def _decide_train(train: Train, engine: Engine, shape: ModelShape) -> Train:
+    """[train] with the optimizer's mode, by default fused kernels, or the host's kernel if its states are offloaded;
+    and with the balance of our own model's experts."""
+    mode = train.optimizer_mode or ("fused" if engine.offload == "none" else "host")
+    balance = train.balance
+    if balance is None and shape.is_mixture and engine_named(engine.name).trains_our_model:
+        # Published weights: as transformers' classes train on, whose balance loss is off by default.
+        balance = "none" if train.init is not None else "bias" if shape.router_bias else "loss"
+    return replace(train, optimizer_mode=mode, balance=balance)
+
+
+def _decide_layout(
+    request: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile, hints: bool = True
+) -> tuple[Layout, int]:
+    """(layout, nodes). By default pp is 1, tp the largest that fits a node and the heads, and dp takes the remaining
+    GPUs.
+
+    A model below SMALL parameters, or an engine without a pipeline, splits over tp only if that is requested. `hints`:
+    a refusal names layouts that would run.
+    """
+    per_node = profile.gpus_per_node
+    gpus = request.gpus
+    pp, cp = request.pp or 1, request.cp or 1
+    if gpus is None:
+        if request.nodes is not None:
+            gpus = request.nodes * per_node
+        elif request.tp and request.dp:
+            gpus = request.tp * cp * pp * request.dp
+        else:
+            gpus = per_node
+    tp = request.tp
+    facts = engine_named(engine.name)
+    if tp is None and not facts.splits_unasked and not (request.dp and facts.splits("tp")):
+        tp = 1
+    if tp is None:
+        others = cp * pp
+        if gpus % others:
+            axes = f"cp {cp} x pp {pp} = {others}" if cp > 1 < pp else f"cp {cp}" if cp > 1 else f"pp {pp}"
+            raise LayoutError(
+                f"{axes} does not divide {gpus} GPUs: {gpus} / {others} = {gpus / others:.2f}",
+                f"use --gpus {-(-gpus // others) * others}, or a {'cp' if cp > 1 else 'pp'} that divides {gpus}",
+            )
+        if request.dp and gpus % (others * request.dp) == 0 and gpus // (others * request.dp) <= per_node:
+            tp = gpus // (others * request.dp)
+        elif shape.params < SMALL:
+            tp = 1
+        else:
+            spread = request.nodes is not None and gpus % request.nodes == 0
+            tp = default_tp(gpus, gpus // request.nodes if request.nodes and spread else per_node, shape, others)
+    etp = request.etp if request.etp != tp else None
+    layout = Layout(tp, pp, request.dp or max(1, gpus // (tp * cp * pp)), cp, request.ep or 1, etp)
+    if request.shard != layout.data_ranks:
+        layout = replace(layout, shard=request.shard)
+    try:
+        if request.nodes is not None and request.gpus is None:
+            check_nodes(layout, request.nodes, per_node, allow_tp_across_nodes=True)
+        check_gpus(layout, gpus)
+    except LayoutError as fault:
+        nearest = _nearest(request, engine, shape, profile, layout, gpus) if hints else ""
+        raise LayoutError(str(fault), f"use {nearest}" if nearest else fault.hint) from None
+    nodes = request.nodes or nodes_for(gpus, per_node)
+    if gpus % nodes:
+        raise LayoutError(
+            f"{gpus} GPUs do not spread evenly over {nodes} nodes", f"use --nodes {nodes_for(gpus, per_node)}"
+        )
+    check_nodes(layout, nodes, per_node, request.allow_tp_across_nodes)
+    if profile.scheduler == "local" and nodes > 1:
+        raise LayoutError(
+            f"layout {layout} needs {nodes} nodes, but profile {profile.name} is this one machine",
+            f"use --gpus {per_node} or fewer, or another --cluster",
+        )
+    return layout, nodes
+
+
+def _nearest(
+    request: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile, layout: Layout, gpus: int
+) -> str:
+    """A hint for a `layout` that does not use exactly these GPUs: the number that it needs, and the nearest layouts of
+    these GPUs, each tried; for a tp above a node's GPUs a tp within a node, or the option that allows it."""
+
+    def changed(**changes: Any) -> Layout | None:
+        try:
+            tried, _ = _decide_layout(replace(request, **changes), engine, shape, profile, hints=False)
+            check_split(shape, tried)
+            if request.global_batch is not None:
+                solve_batch(tried.dp, request.micro_batch, request.micro_batches, request.global_batch)
+        except LayoutError:
+            return None
+        return tried
+
+    across = request.tp is not None and not request.allow_tp_across_nodes and bool(profile.gpus_per_node % request.tp)
+    allowed, how = {"allow_tp_across_nodes": True} if across else {}, " with --allow-tp-across-nodes" if across else ""
+    options = []
+    if across:
+        others, tp = (request.pp or 1) * layout.cp, None
+        if engine_named(engine.name).splits("pp") and gpus % others == 0:  # here a small model is split, too
+            tp = default_tp(gpus, profile.gpus_per_node, shape, others)
+        options = [f"--tp {tried.tp} ({tried})"] if (tried := changed(tp=tp)) else []
+    elif request.gpus is not None:
+        options = [f"--gpus {layout.gpus}"] if changed(gpus=layout.gpus) else []
+    elif request.nodes is not None and changed(nodes=(nodes := -(-layout.gpus // profile.gpus_per_node))):
+        options = [f"--nodes {nodes}"]
+    for axis in ("dp", "pp"):
+        others = layout.gpus // getattr(layout, axis)
+        if gpus % others == 0 and (tried := changed(**{axis: gpus // others}, **allowed)):
+            of_tp = f"--tp {tried.tp} " if across else ""
+            options.append(f"{of_tp}--{axis} {getattr(tried, axis)} ({tried}){how}")
+            break
+    else:
+        smaller: list[dict[str, Any]] = [{"tp": None}, {"pp": None}, {"tp": None, "pp": None}]
+        smaller += [{"tp": None, "pp": None, "dp": None}, {"tp": None, "pp": gpus, "dp": None}]
+        for changes in smaller if not across else ():
+            if tried := changed(**changes):
+                options.append(f"{' '.join(f'--{axis} {getattr(tried, axis)}' for axis in changes)} ({tried})")
+                break
+    if across and not options and changed(gpus=layout.gpus, nodes=None, **allowed):
+        options.append(f"--gpus {layout.gpus}{how}")
+    return ", or ".join(options) or (f"a tp that divides {min(profile.gpus_per_node, gpus)}" if across else "")
+
+
+def job_over_profile(experiment: Experiment, profile: ClusterProfile, of_a_script: bool = False) -> Job:
+    """[job] with the experiment's values, else the profile's. It has the flags of both, the profile's first.
+
+    A job `of_a_script` gets no signal unless the experiment states its lead.
+    """
+    job = experiment.job
+    values: dict[str, Any] = {}
+    for entry in fields(Job):
+        value = getattr(job, entry.name)
+        if entry.name in ("sbatch", "srun"):
+            value = (*getattr(profile, entry.name), *value)
+        elif value is None:
+            named = cut_name(experiment.name, JOB_NAME_BYTES) if entry.name == "name" else None
+            value = named or getattr(profile, entry.name, None)
+        values[entry.name] = value
+    if of_a_script:
+        values["signal_lead_s"] = job.signal_lead_s
+    return Job(**values)
