@@ -94,12 +94,8 @@ class LineReader(GrowingParts):
         values = values_of(line, match, pattern)
         if pattern.kind in ("fact", "argument") and self._is_of_next_job(rule, values):
             self.next_part(number)
-        if pattern.kind == "start" and pattern.weak:
-            self._begin(number, rule)
-        elif pattern.kind == "start":
-            self._start(number)
-            starts, name = self.parts[-1].starts, rule.dialect.name
-            starts[name] = starts.get(name, 0) + 1
+        if pattern.kind == "start":
+            self._start(number, rule)
         elif pattern.kind == "step":
             self._step(number, values, rule, rank, at, line)
         elif pattern.kind == "more":
@@ -219,11 +215,15 @@ class LineReader(GrowingParts):
         failures = self.parts[-1].failures
         failures[-8:] = [failure for failure in failures[-8:] if failure.place.line != number]
 
-    def _start(self, number: int) -> None:
+    def _start(self, number: int, rule: DialectPattern) -> None:
+        if rule.pattern.weak:
+            return self._begin(number, rule)
         part = self.parts[-1]
         if self.rows[-1] or part.progress or part.totals or part.failures or part.ends:
             self.next_part(number)
-        self.parts[-1].started = True
+        starts, name = self.parts[-1].starts, rule.dialect.name
+        self.parts[-1].started, starts[name] = True, starts.get(name, 0) + 1
+        return None
 
     def _begin(self, number: int, rule: DialectPattern) -> None:
         """Handles a start banner that a program prints after its settings: either another node's copy, or a new
@@ -273,27 +273,13 @@ class LineReader(GrowingParts):
         if step is not None and not sound_step(step):
             return self.leave_out("lines of steps with an impossible number")
         rows = self.rows[-1].get(rule.dialect.name)
+        if rows is not None and rank is not None and self.parts[-1].step_rank not in (None, rank):
+            self.memory_of_step(values, rank, Place(self.file, number))
+            self.note_rank(rank, line)
+            rows = self._rows_from_rank(rank, number, row, line, rule.dialect.name)
+            if rows is None:
+                return self.leave_out(OTHER_RANKS)
         if rows is not None:
-            if rank is not None and self.parts[-1].step_rank is not None and rank != self.parts[-1].step_rank:
-                self.memory_of_step(values, rank, Place(self.file, number))
-                self.note_rank(rank, line)
-                if "loss" not in row or step is None:
-                    return self.leave_out(OTHER_RANKS)
-                if rows.lacks_loss and rows.would_be_loss(row["loss"]):
-                    # Only the last stage of a pipeline prints the loss: its lines are read from this one on.
-                    self.parts[-1].step_rank = rank
-                    if step == rows.last_step:
-                        rows.open_row["loss"] = row["loss"]
-                        return self.leave_out(OTHER_RANKS)
-                    self.leave_out(OTHER_RANKS, rows.count)
-                    self.kept_rows -= min(rows.count, self.most_rows)
-                    rows = self.rows[-1][rule.dialect.name] = StepRows()
-                else:
-                    if rows.count == 1 and step == rows.last_step and rank < self.parts[-1].step_rank:
-                        # Each rank prints its own loss: the lines of rank 0 are read, whichever rank printed first.
-                        rows.open_row, rows.open_line, self.parts[-1].step_rank = row, number, rank
-                        self.taken_lines[rule.dialect.name] = line
-                    return self.leave_out(OTHER_RANKS)
             last = rows.last_step
             again = self.banner > rows.open_line  # after a banner another training may print the same step
             if step is not None and last is not None and step == last and not again:
@@ -319,6 +305,30 @@ class LineReader(GrowingParts):
             rows.see_shape(line)
         self.bound_rows(rows, rows.count - 1)
         self._facts_of_step(values, rank, Place(self.file, number), rule)
+        return None
+
+    def _rows_from_rank(
+        self, rank: int, number: int, row: dict[str, float], line: str, dialect: str
+    ) -> StepRows | None:
+        """The rows of a dialect, empty, if the lines of another rank than before are read from this one on; else None:
+        its line is left out."""
+        rows, step, part = self.rows[-1][dialect], row.get("step"), self.parts[-1]
+        if "loss" not in row or step is None:
+            return None
+        if rows.lacks_loss and rows.would_be_loss(row["loss"]):
+            # Only the last stage of a pipeline prints the loss: its lines are read from this one on.
+            part.step_rank = rank
+            if step == rows.last_step:
+                rows.open_row["loss"] = row["loss"]
+                return None
+            self.leave_out(OTHER_RANKS, rows.count)
+            self.kept_rows -= min(rows.count, self.most_rows)
+            self.rows[-1][dialect] = StepRows()
+            return self.rows[-1][dialect]
+        if rows.count == 1 and step == rows.last_step and part.step_rank is not None and rank < part.step_rank:
+            # Each rank prints its own loss: the lines of rank 0 are read, whichever rank printed first.
+            rows.open_row, rows.open_line, part.step_rank = row, number, rank
+            self.taken_lines[dialect] = line
         return None
 
     def _more(self, number: int, values: Mapping[str, float | str], rule: DialectPattern, rank: int | None) -> None:
