@@ -4,7 +4,10 @@
 """
 
 import collections
+import contextlib
+import re
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +16,9 @@ from numpy.typing import NDArray
 from hpc_gpt.core import output
 from hpc_gpt.core.errors import fault_words
 from hpc_gpt.reader.logs import Part
-from hpc_gpt.reader.logs.first_clock import first_clock
 from hpc_gpt.reader.logs.line_kinds import NOTHING, UNKNOWN, LineBlock, kinds_for_a_log, zeroed
 from hpc_gpt.reader.logs.lines import LineReader
-from hpc_gpt.reader.logs.matches import ANSI, RuleMatch, find, literal_scan
+from hpc_gpt.reader.logs.matches import ANSI, RuleMatch, find, literal_scan, time_of, without_colours
 from hpc_gpt.reader.logs.parts import LONGEST_LINE
 from hpc_gpt.reader.logs.source import Source
 from hpc_gpt.reader.logs.stretches import Unordered, is_unordered, take_known
@@ -24,6 +26,13 @@ from hpc_gpt.reader.logs.tracebacks import LAST_FRAME
 
 READER_FAILED = "its reader failed"  # the begin of the reason if a fault of a reader leaves a file out
 _STRETCH = 1 << 16  # bytes
+_HEAD = 1 << 16  # bytes
+_BEGIN = 60  # characters before a line's time: labels and the name of a logger
+# As `date` and nvidia-smi print it: `Tue Mar  5 10:03:33 CET 2024`.
+_OF_DATE = re.compile(
+    r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) ([A-Z][a-z]{2}) {1,2}(\d{1,2}) (\d\d:\d\d:\d\d) (?:[A-Z]{3,5} )?(\d{4})\b"
+)
+_LONGEST_START = 86_400.0  # seconds to the first known line: an earlier time is of something else, such as a build
 _MOST_LINES = 1 << 17  # lines taken at once: each takes much more memory than its bytes if it is empty
 
 
@@ -204,3 +213,16 @@ def _known_line(block: LineBlock, index: int) -> _SingleLine:
     if block.kinds[index] == NOTHING:
         return _SingleLine(index, block.text(index), [])
     return _SingleLine(index, *block.text_and_matches(index))
+
+
+def first_clock(data: bytes, known: float | None) -> float | None:
+    """Epoch seconds of the first line in the head of a log that begins with a time of day. `known`: those of the first
+    line that a reader knows, which are returned if there is no such line, or if its time is of something else."""
+    for line in re.split(r"[\r\n]", without_colours(data[:_HEAD].decode("utf-8", "replace"))):
+        at = time_of(line[:_BEGIN])
+        if at is None and (date := _OF_DATE.search(line[: 2 * _BEGIN])):
+            with contextlib.suppress(ValueError):
+                at = datetime.strptime(" ".join(date.groups()), "%b %d %H:%M:%S %Y").replace(tzinfo=UTC).timestamp()
+        if at is not None:
+            return at if known is None or 0 < known - at < _LONGEST_START else known
+    return known
