@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-from hpc_gpt.reader.dialects.megatron import DIALECT as MEGATRON
+from hpc_gpt.reader.dialects.megatron import MEGATRON
 from hpc_gpt.reader.pattern import Arguments, Dialect, Fields, Pattern, line, quotient, without_unknown
 
 _ARGUMENT = r"^(?:[^|]{0,80}[\]:] ?)? {1,8}(?P<key>[A-Za-z_]\w{0,79}) \.{0,40} (?P<value>\S.{0,4000}?)\.{0,64}"

@@ -41,7 +41,7 @@ _KEYS = {key: name for name, keys in _KEYS_OF.items() for key in keys}
 _NUMBER = r"\d{1,9}\.\d{1,16}"
 ITERATION = Pattern("step", _HEAD, literal="elapsed time per iteration", keys=_KEYS, closed=True)
 
-_MEGATRON = Dialect(
+MEGATRON = Dialect(
     name="megatron",
     engine="megatron-lm",
     patterns=(
@@ -121,7 +121,7 @@ def _size(name: str, field: str) -> Pattern:
 
 
 DIALECTS = (
-    _MEGATRON,
+    MEGATRON,
     # Iteration lines of the Argonne fork of Megatron-DeepSpeed: an equals sign after each name.
     Dialect("megatron_alcf", engine="megatron-lm", patterns=(
         Pattern("step", r"\biteration= {0,12}(?P<step>\d{1,12})/ {0,12}(?P<steps_planned>\d{1,12}) (?=\|)"
