@@ -254,17 +254,16 @@ def _add_engine(draft: Draft, facts: Facts, dialect: str | None, parts: Sequence
             engine, source = trains[0].engine, f"inferred: {lines} {trains[0].name}'s"
         elif program is not None and program.name != BARS:  # many programs print bars
             engine, source = program.name, "inferred: the program that printed these lines"
-    deepspeed = [name for name in present if name.startswith("deepspeed")]
+    deepspeed = [each for each in present if each.startswith("deepspeed")]
     stage = draft.get("zero_stage") or 0
     why = f"{deepspeed[0]}'s lines" if deepspeed else f"ZeRO stage {stage}"
+    pipes = ((draft.whole("pp") or 1) > 1 or "deepspeed_pipe" in deepspeed) and stage < 2
     if engine == "hf" and (deepspeed or stage >= 1):
-        engine, source = "hf-deepspeed", f"inferred: a Trainer's log with {why}"
-    elif engine in engines() and deepspeed:
-        pipes = ((draft.whole("pp") or 1) > 1 or "deepspeed_pipe" in deepspeed) and stage < 2
-        if with_deepspeed := engines()[engine].engine_with_deepspeed(pipes):
-            pipeline = "a pipeline" if pipes else "no pipeline"
-            engine, source = with_deepspeed, f"inferred: Megatron's log with {why}, {pipeline}"
-    if engine is not None:
+        draft.set("engine", "hf-deepspeed", f"inferred: a Trainer's log with {why}")
+    elif engine in engines() and deepspeed and (other := engines()[engine].engine_with_deepspeed(pipes)):
+        pipeline = "a pipeline" if pipes else "no pipeline"
+        draft.set("engine", other, f"inferred: Megatron's log with {why}, {pipeline}")
+    elif engine is not None:
         draft.set("engine", engine, source)
 
 
