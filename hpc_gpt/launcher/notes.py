@@ -21,7 +21,6 @@ from hpc_gpt.core.files import read_json
 from hpc_gpt.core.format import Line, counted, show_bytes, some
 from hpc_gpt.core.formulas import GIB
 from hpc_gpt.core.network import MEETING_S
-from hpc_gpt.core.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.decide import size_run
 from hpc_gpt.core.settings.engines import FAST_SETTINGS, export_notes
@@ -29,9 +28,7 @@ from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Data, Engine
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment
 from hpc_gpt.core.settings.idle_keys import idle_keys
 from hpc_gpt.core.settings.sized import runs_program
-from hpc_gpt.launcher.attempts.restart import restart_notes
 from hpc_gpt.launcher.request import DEFAULTS, lacks_bf16
-from hpc_gpt.launcher.until import short_of_time
 from hpc_gpt.planner.prediction import PlanChoice
 
 if TYPE_CHECKING:
@@ -88,6 +85,9 @@ def notes_of(run: Decided) -> Iterator[str]:
 
 def notes_on_time(resolved: Resolved, past: PastTimings) -> Iterator[str]:
     """The lines on a time limit that is short, and on what follows a failure."""
+    from hpc_gpt.launcher.attempts.restart import restart_notes
+    from hpc_gpt.launcher.until import short_of_time
+
     yield from short_of_time(resolved, past)
     yield from restart_notes(resolved, past)
 
@@ -279,6 +279,8 @@ def checkpoint_lines(run: Resolved, logs: Path) -> list[Line]:
     when += ["at the end"] if train.save_last else []
     if not when:
         return [Line("checkpoints", "none: train.save_last is false")]
+    from hpc_gpt.core.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
+
     keeping = f", the newest {train.keep_last} kept" if train.keep_last else ""
     one, (_, every) = checkpoint_bytes(run), space_needed_gib(run)
     sizes = f"about {show_bytes(one)} each, {show_bytes(every * GIB)} in all"

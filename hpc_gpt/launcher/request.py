@@ -26,7 +26,6 @@ from hpc_gpt.core.settings.experiment_file import (
 from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.sized import Sized
-from hpc_gpt.core.slurm.clients import has_sbatch
 from hpc_gpt.launcher.past_timings import PastTimings
 from hpc_gpt.launcher.prepared import Copies
 from hpc_gpt.launcher.until import Until
@@ -259,12 +258,20 @@ def choose_profile(request: Request, queueing: bool) -> ClusterProfile:
     if request.cluster is None and request.smoke:
         return load_profile("local")
     chosen = user_default() if request.cluster is None else request.cluster
-    if chosen is None and queueing and not has_sbatch():
+    if chosen is None and queueing:
+        _check_fallback()
+    return load_profile(FALLBACK if chosen is None else chosen)
+
+
+def _check_fallback() -> None:
+    """Raises ConfigError if the fallback has no sbatch here to queue with."""
+    from hpc_gpt.core.slurm.clients import has_sbatch
+
+    if not has_sbatch():
         raise ConfigError(
             f"no cluster profile is chosen, and the fallback {FALLBACK} needs sbatch, which is not here",
             "--cluster local runs it on this machine; hpc-gpt profile detect --name NAME writes a cluster's profile",
         )
-    return load_profile(FALLBACK if chosen is None else chosen)
 
 
 def of_full_size(request: Request, profile: ClusterProfile) -> ClusterProfile:

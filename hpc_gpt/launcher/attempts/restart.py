@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from hpc_gpt.core.ends.end_policy import End, cannot_continue, moment_of, shown_as
 from hpc_gpt.core.ends.failures import RETRIES
-from hpc_gpt.core.ends.judge import EndedAttempt, without_progress
 from hpc_gpt.core.ends.state import SLURM_RUNS
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
@@ -21,9 +20,9 @@ from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.environment import PIPE
-from hpc_gpt.core.slurm.hosts import expand_hosts
 
 if TYPE_CHECKING:
+    from hpc_gpt.core.ends.judge import EndedAttempt
     from hpc_gpt.launcher.past_timings import PastTimings
     from hpc_gpt.reader.records.timings import MeasuredRun
 
@@ -108,6 +107,8 @@ def _lacks_nodes(attempt: Attempt, resolved: Resolved, end: End, exclude: Collec
         return "the node at fault is not known"
     if resolved.cluster.scheduler == "local":
         return ""  # there is no other
+    from hpc_gpt.core.slurm.hosts import expand_hosts
+
     listed, alive = str(attempt.started().get("node_list") or ""), shown_as(shown, "NodeList")
     try:  # Slurm takes a dead node out of the job's list
         nodes = set(expand_hosts(listed or alive)) & set(expand_hosts(alive or listed))
@@ -124,6 +125,8 @@ def _lacks_nodes(attempt: Attempt, resolved: Resolved, end: End, exclude: Collec
 
 
 def _without_progress(past: Sequence[EndedAttempt]) -> str:
+    from hpc_gpt.core.ends.judge import without_progress
+
     idle = sum(earlier.start is not None and earlier.start == past[-1].start for earlier in without_progress(past))
     return f"{idle} attempts in a row left no newer checkpoint on these nodes" if idle >= _MOST_IDLE else ""
 
