@@ -17,6 +17,7 @@ from hpc_gpt.trainer.checkpoints.rank_files import HostCopies, RankFiles
 from hpc_gpt.trainer.checkpoints.states import Held, SavedIndex, SavedStates, Share, put_states
 from hpc_gpt.trainer.model.tensor_parallel import Split
 from hpc_gpt.trainer.ranks import Peers
+from tests.conftest import REPOSITORY
 
 # name -> (shape of the whole parameter with padded rows, rows that are saved, split over tp)
 PARAMETERS: dict[str, tuple[tuple[int, ...], int, Split | None]] = {
@@ -161,6 +162,24 @@ def test_whole_parameters_have_no_padding(saved: dict[Any, Path], layout: tuple[
     for name, (_, kept, _) in PARAMETERS.items():
         assert states.kinds(name) == ["exp_avg"]
         assert torch.equal(states.whole(name), whole(name, "weight")[:kept])
+
+
+def shown_reader() -> Callable[..., dict[str, Any]]:
+    """The function of docs/checkpoints.md that reads a checkpoint with numpy alone."""
+    page = (REPOSITORY / "docs" / "checkpoints.md").read_text()
+    names: dict[str, Any] = {}
+    exec(page.partition("```python\n")[2].partition("```")[0], names)
+    reader: Callable[..., dict[str, Any]] = names["read_checkpoint"]
+    return reader
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_pages_twenty_lines_read_each_layout(saved: dict[Any, Path], layout: tuple[str, int, int]) -> None:
+    for kind in KINDS:
+        found = shown_reader()(saved[layout], kind)
+        assert found.keys() == PARAMETERS.keys()
+        for name, (_, kept, _) in PARAMETERS.items():
+            assert np.array_equal(found[name], whole(name, kind)[:kept].numpy())
 
 
 def test_files_are_in_safetensors_layout_and_aligned(saved: dict[Any, Path]) -> None:
