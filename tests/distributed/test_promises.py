@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -33,6 +34,7 @@ from tests.distributed.trainings import (
     save_now,
     train,
 )
+from tests.trainer.checkpoints.test_states import shown_reader
 
 Found = Callable[[Task], Any]
 DP1, DP2, DP4, TP2, PP2 = Layout(1, 1, 1), Layout(1, 1, 2), Layout(1, 1, 4), Layout(2, 1, 1), Layout(1, 2, 1)
@@ -292,6 +294,9 @@ def test_a_checkpoint_goes_on_in_another_layout_stage_or_engine(task: Task, foun
     kept = launch_of(task).folder / f"{before.name} to {after.name}"
     weights = dict(read_weights(kept, before.resolved))
     plain = reference(before.resolved, SAVED).weights
+    shown = shown_reader()(kept)
+    assert shown.keys() == weights.keys()
+    assert all(np.array_equal(shown[name], weight) for name, weight in weights.items())
     assert weights.keys() == plain.keys() | {*before.resolved.model.buffer_names}
     for name, whole in plain.items():
         weight = weights[name]

@@ -22,14 +22,13 @@ from hpc_gpt.core.settings.sized import Sized, runs_program
 # Bytes of the optimizer's fp32 moments per parameter.
 _MOMENTS = {"adamw": 8, "sgd": 0}
 # Upper bounds of the files: in a run's folder and attempt, per rank there, in a checkpoint, per rank in a checkpoint.
-_OF_RUN, _OF_RANK, _OF_CHECKPOINT, _OF_SHARE = 60, 4, 8, 2
+_OF_RUN, _OF_RANK, _OF_CHECKPOINT, _OF_SHARE = 60, 4, 5, 1
 
 
 def checkpoint_bytes(resolved: Sized) -> int:
     """The expected size of a checkpoint of a run.
 
-    Bytes per parameter, measured in fp32 and bf16: 12.1, 12.1 (ddp), 12.8, 12.8 (fsdp), 16.1, 14.1 (deepspeed-3d),
-    16.1, 14.1 (deepspeed-zero); not measured with the other engines.
+    Bytes per parameter under AdamW, in any dtype: 12.0 with every engine of ours, weights and moments in fp32.
     """
     per_parameter = 4 + _MOMENTS[resolved.train.optimizer]
     if engine_named(resolved.engine.name).saves_weights_again:

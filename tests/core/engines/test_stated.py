@@ -38,14 +38,12 @@ ENGINES = {
         axes={cp,pp,tp} zero_stages=(0,1) default_stage=1
         shape_parts={experts,qk_norm,rotated}
         switches={OURS,partition,sequence_parallel} compiles_edges=False trains_fp16_on_cpu=False
-        saves_weights_again=True
         has_fused_kernels=True keeps_partitioned_outputs=True buckets_a_reduction=2""",
     "deepspeed-zero": """order=20 plan_order=30 packages=('torch','deepspeed')
         axes={cp,tp} zero_stages=(0,1,2,3) default_stage=1
         shape_parts={experts,qk_norm,rotated}
         switches={OURS,offload,sequence_parallel,tiles} trains_fp16_on_cpu=False
         fast_ratios={'compile':(None,None,1.009),'one_pass_loss':(None,None,1.054),'keep_residuals':(None,None,1.018),'fused_bias_gradients':(None,None,1.018)}
-        saves_weights_again=True
         has_fused_kernels=True gathers_one_by_one=True synchronizations=0.1""",
     "fsdp": """order=30 plan_order=40 axes={cp,ep,tp} has_replicas=True shape_parts={experts,qk_norm,rotated}
         switches={OURS,gather_blocks,offload,prefetch,reshard} matmuls={fp8-tensor,none}
@@ -61,7 +59,7 @@ ENGINES = {
         default_stage=3 shape_parts={experts,qk_norm,rotated}
         switches={attention,compile,compile_backend,offload,recompute}
         recomputes=('none','full') compiles_edges=False trains_fp16_on_cpu=False
-        saves_weights_again=True has_composed_gelu=True
+        has_composed_gelu=True
         gathers_one_by_one=True any_model=True""",
     "megatron-lm": """order=60 plan_order=50 packages=() trains_our_model=False is_program=True axes={cp,ep,etp,pp,tp}
         shape_parts={experts,mtp_layers,rotated} cp_exchanges=('heads','keys','ring') compiles_edges=False

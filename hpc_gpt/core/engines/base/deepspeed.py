@@ -36,7 +36,6 @@ class DeepspeedFacts(EngineFacts):
     packages: ClassVar[tuple[str, ...]] = ("torch", "deepspeed")
     alternatives = {"sharded_optimizer": "engine.zero_stage = 1 shards the optimizer"}
     trains_fp16_on_cpu = False
-    saves_weights_again = True
     buckets_a_reduction: ClassVar[int] = 1
 
     def stage_that_runs(self, stage: int, dtype: str) -> int:
