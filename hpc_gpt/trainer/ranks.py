@@ -7,10 +7,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -93,10 +92,6 @@ class Peers:
         """Every rank's value, in rank order, on rank 0; empty elsewhere. For values that grow with the ranks."""
         return [value]
 
-    def scatter(self, values: Sequence[T]) -> T:
-        """The element for this rank among rank 0's `values`, which has one element per rank."""
-        return values[0]
-
     def barrier(self) -> None:
         """Waits until all ranks have called it."""
 
@@ -155,11 +150,6 @@ class Ranks(Peers):
         with no_collections():
             dist.gather_object(value, values if self.is_first else None, dst=0, group=self.control)
         return values
-
-    def scatter(self, values: Sequence[T]) -> T:
-        received: list[T | None] = [None]
-        dist.scatter_object_list(received, list(values) if self.is_first else None, src=0, group=self.control)
-        return cast(T, received[0])
 
     def barrier(self) -> None:
         dist.barrier(group=self.control)
