@@ -1,12 +1,11 @@
 """What an engine holds, as whole tensors, through the engine's own objects and not through its checkpoint."""
 
-import logging
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from hpc_gpt.core.weights.names import parts_of
 from hpc_gpt.trainer.engines.optimizer import kernel_of
@@ -14,8 +13,6 @@ from hpc_gpt.trainer.engines.protocol import TorchEngine
 from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, is_of_experts, split_of, tile_of
 
 States = dict[str, dict[str, Tensor]]
-# It warns of two all-gathers in a row.
-logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
 def states_of(engine: Any) -> States:
@@ -61,11 +58,26 @@ def _of_torch(engine: Any) -> States:
         split, tp = split_of(shard), parameter.device_mesh.shape[0]
         states = found.setdefault(full_name(shard), {})
         for kind, value in {"weight": shard.detach(), **own}.items():
-            whole = DTensor.from_local(
-                value, parameter.device_mesh, parameter.placements, shape=parameter.shape, stride=parameter.stride()
-            ).full_tensor()
-            states[kind] = whole.clone() if split is None else split.merge(list(whole.chunk(tp, split.dim)))
+            whole = _whole(parameter, value)
+            states[kind] = whole if split is None else split.merge(list(whole.chunk(tp, split.dim)))
     return found
+
+
+def _whole(like: DTensor, own: Tensor) -> Tensor:
+    """The whole tensor of which each rank has its `own` part, as it has one of `like`. DTensor's own function would
+    meet over the groups of the first equal mesh of this process, which may have ended."""
+    everyones: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyones, (like.device_mesh.get_coordinate(), own))
+    whole = torch.empty(like.shape)
+    for coordinate, part in everyones:
+        place = whole
+        for placement, at, ranks in zip(like.placements, coordinate, like.device_mesh.shape, strict=True):
+            if isinstance(placement, Shard):
+                size = -(-place.shape[placement.dim] // ranks)
+                first = min(at * size, place.shape[placement.dim])
+                place = place.narrow(placement.dim, first, min(size, place.shape[placement.dim] - first))
+        place.copy_(part)
+    return whole
 
 
 @torch.no_grad()

@@ -147,7 +147,7 @@ def task_of(function: Callable[..., Any], name: str, *cases: Case) -> Task:
     return Task(f"{function.__name__} {name}", world, function, (name, *cases), part=name.partition(" ")[0])
 
 
-@each_task([], long=[task_of(resume, f"table {first.name}", first, *others) for first, others in TABLE])
+@each_task([], always=[task_of(resume, f"table {first.name}", first, *others) for first, others in TABLE])
 def test_every_engine_goes_on_from_every_engine(task: Task, found: Found) -> None:
     links = found(task)["links"]
     assert len(links) == 5

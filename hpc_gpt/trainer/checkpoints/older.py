@@ -129,9 +129,9 @@ class OlderStates(SavedStates):
                 continue
             whole, at = tuple(tensor.size), tuple(index.offset)
             size = next(tuple(chunk.sizes) for chunk in tensor.chunks if tuple(chunk.offsets) == at)
-            split = Split.of_stored(progress["fused"][name]) if name in progress["fused"] and self._tp > 1 else None
-            if split is None:
-                split = next((Split(dim) for dim in range(1, len(whole)) if size[dim] < whole[dim]), None)
+            fused = progress["fused"].get(name) if self._tp > 1 else None
+            parted = [dim for dim in range(1, len(whole)) if size[dim] < whole[dim]]
+            split = Split.of_stored(fused) if fused else Split(parted[0]) if parted else None
             share = Share(name, whole, split, 0, self._tp, 0, 0, kept_rows(self._model, name, whole[0]))
             tp_rank = 0 if split is None else at[split.dim] // share.tp_shape[split.dim]
             rows = at[0] - tp_rank * (share.tp_shape[0] if split is not None and split.dim == 0 else 0)
@@ -144,8 +144,7 @@ class OlderStates(SavedStates):
         path = self.folder / "dcp" / place.relative_path
         with path.open("rb") as file:
             file.seek(place.offset)
-            chunk: Tensor = _load(path, io.BytesIO(file.read(place.length)))
-        return chunk
+            return _load(path, io.BytesIO(file.read(place.length)))  # type: ignore[no-any-return]
 
     def _add_deepspeed(self) -> None:
         """Adds what an engine with DeepSpeed wrote."""
@@ -175,6 +174,7 @@ class OlderStates(SavedStates):
                     self._add(share, kind, torch.float32, source)
         if getattr(scaler := states.get("loss_scaler"), "dynamic", False):
             since = scaler.cur_iter - scaler.last_overflow_iter - 1
+            since -= max(since - 1, 0) // scaler.scale_window * scaler.scale_window
             scale = {"scale": scaler.cur_scale, "good_steps": since, "hysteresis": scaler.cur_hysteresis}
             self.about["loss_scale"] = scale
 

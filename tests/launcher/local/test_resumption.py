@@ -42,7 +42,7 @@ def test_submit_resume_with_another_layout():
     assert "4 steps x" in refused.stderr
 
     # The newest is damaged, which the submission says and the trainer finds; it goes on from the one before.
-    kept = sorted((parent.checkpoints / "step-00000004").rglob("*optim_states.pt"))[0]
+    kept = sorted((parent.checkpoints / "step-00000004").rglob("*.safetensors"))[0]
     with kept.open("r+b") as file:
         file.truncate(kept.stat().st_size // 2)
     before[kept] = kept.stat().st_mtime_ns
