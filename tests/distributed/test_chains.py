@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,10 +15,12 @@ from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.engines.protocol import read_weights
 from tests.distributed.engine_states import States, numbers_of, states_of
 from tests.distributed.equality_cases import CLIP, Case
 from tests.distributed.ranks import Task, each_task
 from tests.distributed.trainings import build, new_folder, on_its_ranks, save_now, train
+from tests.trainer.checkpoints.test_states import shown_reader
 
 Found = Callable[[Task], Any]
 FIRST = 2  # steps before the first checkpoint
@@ -159,10 +162,17 @@ NEIGHBOURS = [case_of(EP2, DDP, **MIXTURE), *(case_of(*one, **MIXTURE) for one i
 
 
 @each_task([task_of(chain, "neighbours", *NEIGHBOURS)])
-def test_five_resumes_lead_through_every_engine(task: Task, found: Found) -> None:
+def test_five_resumes_lead_through_every_engine(task: Task, found: Found, launch_of: Any) -> None:
     links = found(task)["links"]
     assert len(links) == 5
     check(links)
+    # What each engine has saved is read by the function that docs/checkpoints.md shows, too.
+    for number, case in enumerate(NEIGHBOURS):
+        saved = launch_of(task).folder / f"neighbours {number}"
+        weights, shown = dict(read_weights(saved, case.resolved)), shown_reader()(saved)
+        assert weights.keys() == {*case.resolved.model.parameter_names, *case.resolved.model.buffer_names}
+        assert shown.keys() == weights.keys()
+        assert all(np.array_equal(shown[name], weight) for name, weight in weights.items())
 
 
 MODELS: list[dict[str, Any]] = [
