@@ -224,7 +224,7 @@ def _node_gb_s(name: str, rate: str, text: str) -> float:
     return gbit_s / 8
 
 
-_TILE: float = VALUES["passes.tile"]  # rows and columns of a product's tile: a partial tile takes as long
+_TILE: float = VALUES["passes.tile"]  # rows and columns of a product's tile; a smaller tile at the edge takes as long
 
 
 @dataclass(frozen=True)

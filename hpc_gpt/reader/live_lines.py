@@ -163,7 +163,7 @@ class LiveLines:
         new = failures[len(self._late) :]
         if not new:
             return
-        failure = min(new, key=plainness)  # the line's most specific one: every exception is also an `error`
+        failure = min(new, key=plainness)  # the most specific: a line with an exception also matches `error`
         # The line ends a traceback, whose message may be on the next line.
         ended = self._reader.tracebacks.count < before or bool(failure.raised_in)
         how = _how(line, failure, ended or any(late.how == "program" for late in dropped))

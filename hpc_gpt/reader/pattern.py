@@ -188,7 +188,7 @@ CLOCK = r"(?:\d{1,5} days?, )?(?:\d{1,6}:)?\d{1,4}:\d{2}"  # 13:54, 9:07:58
 END = r"(?=\s*$)"
 START = r"(?<![^\s\]:>])"  # matches where a program's own text starts: the prefixes of launchers and loggers end so
 # Like START, for texts that also occur in the middle of other programs' lines: only tags, times and labels can precede.
-# pdsh and its like put the host before a line, Ray the actor. A name with a word of training is no host's.
+# pdsh and its like put the host before a line, Ray the actor. `epoch3` is no host.
 _HOST = (
     r"(?!(?:epoch|fold|stage|phase|step|iter|task|seed|round|train|val|test|eval|part|chunk|shard|split|layer|batch|level"
     r"|trial|run|exp|model|rank|default))[a-z][a-z0-9-]{0,40}\d[a-z0-9.-]{0,40}|\d{1,3}(?:\.\d{1,3}){3}|localhost"

@@ -23,10 +23,10 @@ _FOLDERS_OF_AMD = {"MIOPEN_USER_DB_PATH": "miopen", "MIOPEN_CUSTOM_CACHE_DIR": "
 
 
 def set_caches(run: Path, environment: MutableMapping[str, str], amd: bool) -> str:
-    """Sets the variables of the caches that are not set; returns the reason if they are in the run, else an empty text.
-    `amd`: the ranks use AMD's GPUs.
+    """Sets those variables of the caches that are not set yet. Call it before torch is imported.
 
-    To be called before torch is imported. Raises OSError if neither folder can be made.
+    `amd`: the ranks use AMD's GPUs. Returns an empty text, or why the caches are in the run folder.
+    Raises OSError if neither folder can be made.
     """
     folders = _FOLDERS | (_FOLDERS_OF_AMD if amd else {})
     missing = [name for name in folders if not environment.get(name)]

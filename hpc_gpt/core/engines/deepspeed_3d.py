@@ -17,7 +17,7 @@ class Deepspeed3d(DeepspeedFacts):
     compiles_edges = False
     has_fused_kernels = True
     keeps_partitioned_outputs = True  # pipe/engine.py, PartitionedTensor
-    buckets_a_reduction = 2  # the pipeline engine allocates another for its reduction (reduce_gradients)
+    buckets_a_reduction = 2  # one of ZeRO's, and one that the pipeline engine allocates (reduce_gradients)
 
     def config(self, resolved: Resolved) -> dict[str, Any]:
         return super().config(resolved) | {

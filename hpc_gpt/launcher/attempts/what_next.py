@@ -127,7 +127,7 @@ def main(arguments: Sequence[str]) -> int:
         line = decide_next(run, attempt, slurm, cause, job, time.time(), ended)
         if bad_nodes.found(resolved.cluster.name, run.run_id, attempt.started().get("started") or 0.0):
             with contextlib.suppress(OSError):
-                (attempt.folder / "bad-nodes").touch()  # the script calls siblings once the run has continued
+                (attempt.folder / "bad-nodes").touch()  # job.sh then starts siblings.py, once the run goes on
         code = 0 if waited and attempt.verdict().get("ended") in GOOD else code
         print(f"{line} {code}", flush=True)
     except UserError as fault:

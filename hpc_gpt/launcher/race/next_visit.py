@@ -200,7 +200,7 @@ class Race:
 
     @cached_property
     def differ(self) -> dict[int, str]:
-        """{row: how its losses differ}. The losses of programs are not checked."""
+        """{row: how its losses differ from those of the other rows}; empty for a program."""
         train = self.run.resolved().train
         dtype = "fp8" if train.matmul != "none" else train.dtype
         return {} if runs_program(self.run.resolved()) else differing_losses(self.measured, dtype)

@@ -32,7 +32,7 @@ _EXCEPTION = re.compile(
 _NO_FAILURE = re.compile(r"SystemExit(?:: (?:0|None)?)?$")
 _ANOTHER = re.compile(r"Traceback \(most|During handling of|The above exception")
 _RULE = re.compile(r"\s*[=*-]{4}")
-_MARKS = re.compile(r"[\s~^]+$")  # Python's marks below a part of the source
+_MARKS = re.compile(r"[\s~^]+$")  # the ~~~^^^ with which Python underlines a part of the source
 _ALONE = re.compile(r"[\w.()]{1,200}\s*$")
 # The macros of llm.c and others: the message of CUDA, NCCL or MPI is on the next line.
 _OF_MACRO = re.compile(r"\[(\w{1,20}) ERROR\] at [^\n]{1,300}?[:)] (.*)")

@@ -284,7 +284,7 @@ def _is_one_size(sizes: StepColumn) -> bool:
 def _add_gpus(facts: Facts, parts: Sequence[Part]) -> None:
     """Adds the number of GPUs that ranks show: those that print their start, else what printed world sizes, the labels
     of ranks and the table of an only node's GPUs agree on."""
-    # The ranks say more than a node's platform: a GB200 node has 4 or 8 GPUs.
+    # Ranks are counted first, as a platform does not fix the GPUs of a node: a GB200 node has 4 or 8.
     begun = {part.starts.get("mlperf", 0) for part in parts} - {0}
     if len(begun) == 1 and (count := max(begun)) > 1:
         facts.add("gpus", count, MEASURED, f"inferred: {count} ranks print init_start")

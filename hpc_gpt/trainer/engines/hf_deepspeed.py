@@ -22,7 +22,7 @@ from hpc_gpt.trainer.checkpoints.states import Share
 from hpc_gpt.trainer.engines.deepspeed_zero import DeepspeedZero
 from hpc_gpt.trainer.engines.library_patches import keep_buffers_in_fp32
 from hpc_gpt.trainer.engines.master_weights import HALF
-from hpc_gpt.trainer.model.experts import GroupedLinear, say, why_not_grouped
+from hpc_gpt.trainer.model.experts import GroupedLinear, note_once, why_not_grouped
 from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, Tile, name_parameter
 from hpc_gpt.trainer.model.vocab_loss import VocabParallelLoss
@@ -72,7 +72,7 @@ class HfGpt(nn.Module):
             why := GroupedLinear.refused
             or why_not_grouped(tp.device or torch.device("cpu"), dtype, shape.hidden, shape.expert_ffn)
         ):
-            say(why)
+            note_once(why)
             config._experts_implementation = "eager"
         # On the meta device nothing is drawn and no memory taken: `_make_weights` makes the weights one by one.
         with torch.device("meta"):

@@ -108,7 +108,7 @@ class GroupedLinear(nn.Module):
     def forward(self, rows: Tensor, ends: Tensor) -> Tensor:
         """[rows, inputs], sorted by expert, and the end of each expert's rows, [experts], int32 -> [rows, outputs]."""
         if why := self.refused or why_not_grouped(rows.device, rows.dtype, *self.weight.shape[1:]):
-            say(why)
+            note_once(why)
             return multiply_one_by_one(rows, self.weight, ends)
         return F.grouped_mm(rows, self.weight.transpose(1, 2), offs=ends)
 
@@ -136,7 +136,7 @@ def why_not_grouped(device: torch.device, dtype: torch.dtype, outputs: int, inpu
 
 
 @cache
-def say(why: str) -> None:
+def note_once(why: str) -> None:
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
         print(f"note: experts are multiplied one by one, which is slower: {why}", file=sys.stderr, flush=True)
 

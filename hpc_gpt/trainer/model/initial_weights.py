@@ -103,7 +103,7 @@ class DeferredWeights(InitialWeights):
     ) -> Tensor:
         return torch.empty(shape, device="meta")
 
-    def keep(self, name: str, value: Tensor) -> None:
+    def set_constant(self, name: str, value: Tensor) -> None:
         """Keeps the initial value of a parameter that is not drawn."""
 
     def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
@@ -127,7 +127,7 @@ class SeededWeights(DeferredWeights):
         self._wanted[name] = _Draw(shape, std, zero_row)
         return super().normal(name, shape)
 
-    def keep(self, name: str, value: Tensor) -> None:
+    def set_constant(self, name: str, value: Tensor) -> None:
         self._wanted.setdefault(name, value)
 
     def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:

@@ -221,7 +221,7 @@ class TensorParallel:
         """The value of a buffer, whole on every rank, which is `initial` unless weights are given."""
         if self.given is None:
             return initial.to(self.device)
-        self.given.keep(name, initial)
+        self.given.set_constant(name, initial)
         self.fill(name, values := initial.clone(), None, initial.shape)
         return values.to(self.device)
 
@@ -232,7 +232,7 @@ class TensorParallel:
             values = full if split is None or self.size == 1 else split.shard(full, self.rank, self.size)
             return values.to(self.device)
         if not full.is_meta:
-            self.given.keep(name, full)
+            self.given.set_constant(name, full)
         size = list(full.shape)
         if split is not None:
             size[split.dim] //= self.size

@@ -33,7 +33,7 @@ VERSION = 1
 HEADER = struct.Struct("<8sIII4xQ32s32s32x")
 assert HEADER.size % 64 == 0
 _DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
-# The tokens of a file that are checked before a run, and how many of them at once.
+# How many tokens of a file are checked before a run, and how many of these are read at once.
 LOOK_TOKENS, LOOK_AT_ONCE = 1 << 28, 1 << 22
 MOST_SUMMED_BYTES = 10**9
 _REBUILD = "build it again: hpc-gpt data SOURCE -o FILE"
