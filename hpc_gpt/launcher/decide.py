@@ -31,7 +31,6 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.rules.engine import product_faults
 from hpc_gpt.core.settings.rules.walk import faults_before
 from hpc_gpt.core.settings.sized import Sized
-from hpc_gpt.core.settings.stored import NO_EXPERIMENT, experiment_text
 from hpc_gpt.core.slurm.directives import after_faults, job_faults
 from hpc_gpt.launcher.notes import Decided, notes_of, notes_on_time
 from hpc_gpt.launcher.prepared import PreparedRun, folder_beside
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
 
 # The minutes between saves of a run that does not say when to save, and the number of checkpoints that it keeps.
 AUTOMATIC_MINUTES, AUTOMATIC_KEPT = 30.0, 3
+_NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the command line."
 _BATCH = ("micro_batch", "micro_batches", "global_batch")
 
 
@@ -346,7 +346,7 @@ def make_run(
     *,
     file: ExperimentFile | None = None,
     row: str | None = None,
-    title: str = NO_EXPERIMENT,
+    title: str = _NO_EXPERIMENT,
     template: Path | None = None,
     inputs: ForecastInputs | None = None,
     forecast: Forecast | None = None,
@@ -367,14 +367,19 @@ def make_run(
             job = job if forecast.lead_s is None else replace(job, signal_lead_s=forecast.lead_s)
     sweep = file.name if file is not None and row is not None else None
     resolved = Resolved.of(sized, job=job, sweep=sweep, row=row, data_from=data_from)
-    file = None if file is None or file.path is DEFAULTS else file
+    if file is None or file.path is DEFAULTS:
+        from hpc_gpt.core.settings.stored import experiment_text
+
+        text, path = experiment_text(resolved, title), None
+    else:
+        text, path = file.text, file.path
     return PreparedRun(
         resolved,
         render_script(resolved, template),
-        file.text if file is not None else experiment_text(resolved, title),
+        text,
         (*notes, *(notes_on_time(resolved, inputs.past) if inputs is not None else ())),
         prediction,
         forecast,
-        file=file.path if file is not None else None,
+        file=path,
         **others,
     )

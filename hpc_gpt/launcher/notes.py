@@ -24,10 +24,12 @@ from hpc_gpt.core.network import MEETING_S
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.decide import size_run
 from hpc_gpt.core.settings.engines import FAST_SETTINGS, export_notes
-from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Data, Engine
+from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Data, Engine, limit_s
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment
 from hpc_gpt.core.settings.idle_keys import idle_keys
 from hpc_gpt.core.settings.sized import runs_program
+from hpc_gpt.core.slurm.directives import restarts_in_job
+from hpc_gpt.core.slurm.requeue import cannot_continue, restart_need
 from hpc_gpt.launcher.request import DEFAULTS, lacks_bf16
 from hpc_gpt.planner.prediction import PlanChoice
 
@@ -85,11 +87,25 @@ def notes_of(run: Decided) -> Iterator[str]:
 
 def notes_on_time(resolved: Resolved, past: PastTimings) -> Iterator[str]:
     """The lines on a time limit that is short, and on what follows a failure."""
-    from hpc_gpt.launcher.attempts.restart import restart_notes
     from hpc_gpt.launcher.until import short_of_time
 
     yield from short_of_time(resolved, past)
-    yield from restart_notes(resolved, past)
+    yield from after_failure(resolved, past)
+
+
+def after_failure(resolved: Resolved, past: PastTimings) -> Iterator[str]:
+    """The note on what follows a failure, if that is not the usual restart in the job."""
+    limit = limit_s(resolved.job.time)
+    if resolved.cluster.scheduler != "slurm" or not restarts_in_job(resolved):
+        return
+    alone, alike = cannot_continue(resolved), past.newest_alike(resolved) if limit is not None else None
+    start_s, save_s = (alike.start_s, alike.save_s) if alike else (None, None)
+    need = restart_need(resolved, start_s, save_s)
+    if limit is not None and need.total_s > limit:
+        then = "a failure ends the run" if alone else "after a failure the job goes back to the queue"
+        yield f"note: {then}: a restart in the job needs {need}, and its limit is {limit} s"
+    elif alone:
+        yield "note: no job follows this one: a failure is retried in the job, or not at all"
 
 
 # --- what was taken and chosen

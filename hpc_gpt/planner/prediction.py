@@ -13,7 +13,6 @@ from hpc_gpt.core.format import Line, counted
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.layout import solve_batch
 from hpc_gpt.core.settings.sized import Sized, runs_program
-from hpc_gpt.core.settings.stored import experiment_of
 
 if TYPE_CHECKING:
     from hpc_gpt.core.engines.base.training import Training
@@ -381,6 +380,7 @@ def _search(
     resolved: Sized, profile: ClusterProfile, machine: Machine, holds: Collection[str], **limits: Any
 ) -> Searched:
     """Searches with the run's values of the keys `holds` and of the global batch; `limits`: arguments of `search`."""
+    from hpc_gpt.core.settings.stored import experiment_of
     from hpc_gpt.planner.question import question_of
     from hpc_gpt.planner.search import search
 

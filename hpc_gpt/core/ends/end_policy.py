@@ -23,9 +23,7 @@ from hpc_gpt.core.process import host_clock
 from hpc_gpt.core.runs.heartbeats import ran_on_cpu
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.settings.sized import Sized
-from hpc_gpt.core.slurm.environment import ALLOCATION
-from hpc_gpt.core.slurm.requeue import requeue_of
+from hpc_gpt.core.slurm.requeue import cannot_continue
 
 # slurmctld repeats a signal that was not answered within MessageTimeout 60 s later
 # (`launcher.doctor.checks.check_signals`).
@@ -198,15 +196,6 @@ def _attempt_before(run: RunFolder, attempt: Attempt) -> Attempt | None:
 
 
 # --- whether the job requeues
-
-
-def cannot_continue(resolved: Sized, requeue: bool = False) -> str:
-    """The reason why no job of a run can follow another one; empty if one can. `requeue`: `hpc-gpt requeue` asks for
-    it; a machine without Slurm does that whatever its `chain` is."""
-    if ALLOCATION in os.environ:
-        return "it runs in an allocation of your own"
-    by_hand = requeue and resolved.cluster.scheduler == "local"
-    return "" if by_hand else requeue_of(resolved.cluster).why_not(resolved.cluster)
 
 
 def asks_to_requeue(run: RunFolder, attempt: Attempt, end: End) -> bool:

@@ -25,7 +25,6 @@ from hpc_gpt.core.runs.amd_gpus import list_amd_gpus
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
-from hpc_gpt.core.settings.stored import experiment_text
 from hpc_gpt.core.tables import flat
 
 if TYPE_CHECKING:
@@ -70,6 +69,8 @@ def complete_run(run: Path, resolved: Resolved) -> None:
     RunFolderError if the folder cannot be written.
     """
     if not (run / "experiment.toml").exists():
+        from hpc_gpt.core.settings.stored import experiment_text
+
         text = experiment_text(resolved, "Written by the trainer from resolved.json.")
         write_once(run / "experiment.toml", text, resolved.files_mode)
     for name, config in engine_named(resolved.engine.name).config_files(resolved).items():

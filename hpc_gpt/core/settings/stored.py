@@ -11,8 +11,6 @@ from hpc_gpt.core.settings.services import SERVICES
 from hpc_gpt.core.settings.sized import Sized, model_table, program_tables
 from hpc_gpt.core.tables import toml_lines
 
-NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the command line."
-
 
 def experiment_tables(resolved: Sized) -> dict[str, dict[str, Any]]:
     """The tables of an experiment that resolves to `resolved` with the same profile; open keys are None."""

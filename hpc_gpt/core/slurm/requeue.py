@@ -1,10 +1,15 @@
 """The ways in which a run gets another job: one class per value of the profile's `chain`. The shell code of each is
-templates/slurm/requeue/NAME.sh.j2.
+templates/slurm/requeue/NAME.sh.j2. Also what a restart in the same job needs.
 """
+
+import os
+from typing import NamedTuple
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.cluster import Chain, ClusterProfile
 from hpc_gpt.core.settings.resolved import JOB_NAME_BYTES, Resolved, folder_name
+from hpc_gpt.core.settings.sized import Sized
+from hpc_gpt.core.slurm.environment import ALLOCATION
 
 
 class Requeue:
@@ -73,3 +78,33 @@ REQUEUES: dict[Chain, Requeue] = {"none": NoRequeue(), "requeue": Requeue(), "si
 def requeue_of(profile: ClusterProfile) -> Requeue:
     """The requeue of a profile's `chain`."""
     return REQUEUES[profile.chain]
+
+
+def cannot_continue(resolved: Sized, requeue: bool = False) -> str:
+    """The reason why no job of a run can follow another one; empty if one can. `requeue`: `hpc-gpt requeue` asks for
+    it; a machine without Slurm does that whatever its `chain` is."""
+    if ALLOCATION in os.environ:
+        return "it runs in an allocation of your own"
+    by_hand = requeue and resolved.cluster.scheduler == "local"
+    return "" if by_hand else requeue_of(resolved.cluster).why_not(resolved.cluster)
+
+
+class RestartNeed(NamedTuple):
+    """Seconds that a job must still hold for a restart in it: a start, a save, and training."""
+
+    start_s: float
+    save_s: float
+    train_s: float = 600
+
+    @property
+    def total_s(self) -> float:
+        return self.start_s + self.save_s + self.train_s
+
+    def __str__(self) -> str:
+        parts = f"a start ({self.start_s:.0f}), a save ({self.save_s:.0f}), training ({self.train_s:.0f})"
+        return f"{self.total_s:.0f} s: {parts}"
+
+
+def restart_need(resolved: Sized, start_s: float | None, save_s: float | None) -> RestartNeed:
+    """What a restart in the job of a run needs, by the times of a start and of a save where they were measured."""
+    return RestartNeed(600.0 if start_s is None else start_s, max(save_s or 0.0, resolved.job.signal_lead_s or 0))

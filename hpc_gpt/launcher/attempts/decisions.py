@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from hpc_gpt.core.ends import bad_nodes
-from hpc_gpt.core.ends.end_policy import End, cannot_continue, class_of_sigterm
+from hpc_gpt.core.ends.end_policy import End, class_of_sigterm
 from hpc_gpt.core.ends.exit_status import explain_srun, is_lost_peer, read_exit_status
 from hpc_gpt.core.ends.failures import UNSPECIFIC, meaning
 from hpc_gpt.core.ends.history import newest_saved, read_history
@@ -37,6 +37,7 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.environment import ALLOCATION
+from hpc_gpt.core.slurm.requeue import cannot_continue
 from hpc_gpt.launcher.attempts.restart import why_not
 from hpc_gpt.reader.attempt_cause import read_cause
 

@@ -8,56 +8,26 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from hpc_gpt.core.ends.end_policy import End, cannot_continue, moment_of, shown_as
+from hpc_gpt.core.ends.end_policy import End, moment_of, shown_as
 from hpc_gpt.core.ends.failures import RETRIES
 from hpc_gpt.core.ends.state import SLURM_RUNS
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.environment import PIPE
+from hpc_gpt.core.slurm.requeue import restart_need
 
 if TYPE_CHECKING:
     from hpc_gpt.core.ends.judge import EndedAttempt
-    from hpc_gpt.launcher.past_timings import PastTimings
-    from hpc_gpt.reader.records.timings import MeasuredRun
 
-# Seconds that a start takes, if no attempt of the run shows it.
-START_S = 600.0
-# Seconds of training that a job must still hold, beside a start and a save, for a restart in it.
-TRAIN_S = 600
 # Seconds that a job may idle in pauses before restarts, all together; a longer pause is spent in the queue.
 PAUSES_S = 300
 # After so many attempts in a row of one start of the job without a newer checkpoint its nodes may be the cause.
 _MOST_IDLE = 2
-
-
-def restart_notes(resolved: Resolved, past: PastTimings) -> Iterator[str]:
-    """The notes for a user who submits a run: what follows a failure, if that is not the usual restart in the job."""
-    limit = limit_s(resolved.job.time)
-    if resolved.cluster.scheduler != "slurm" or not restarts_in_job(resolved):
-        return
-    alone = cannot_continue(resolved)
-    if limit is not None and sum(parts := _parts_s(resolved, past.newest_alike(resolved))) > limit:
-        then = "a failure ends the run" if alone else "after a failure the job goes back to the queue"
-        yield f"note: {then}: a restart in the job needs {_sum_text(parts)}, and its limit is {limit} s"
-    elif alone:
-        yield "note: no job follows this one: a failure is retried in the job, or not at all"
-
-
-def _parts_s(resolved: Resolved, measured: MeasuredRun | None) -> tuple[float, float, int]:
-    """Seconds that a job must still hold for a restart in it: a start, a save, and training of TRAIN_S."""
-    start_s = START_S if measured is None or measured.start_s is None else measured.start_s
-    save_s = (measured and measured.save_s) or 0.0
-    return start_s, max(save_s, resolved.job.signal_lead_s or 0), TRAIN_S
-
-
-def _sum_text(parts: tuple[float, float, int]) -> str:
-    return f"{sum(parts):.0f} s: a start ({parts[0]:.0f}), a save ({parts[1]:.0f}), training ({parts[2]})"
 
 
 def why_not(
@@ -149,7 +119,8 @@ def _lacks_time(run: RunFolder, resolved: Resolved, pause_s: float, shown: str, 
     measured = None
     with contextlib.suppress(UserError):
         measured = measure_run(run)
-    parts, left_s = _parts_s(resolved, measured), until - now - pause_s
-    if left_s >= sum(parts):
+    start_s, save_s = (measured.start_s, measured.save_s) if measured else (None, None)
+    need, left_s = restart_need(resolved, start_s, save_s), until - now - pause_s
+    if left_s >= need.total_s:
         return ""
-    return f"after the pause the job has {max(0.0, left_s):.0f} s, and it needs {_sum_text(parts)}"
+    return f"after the pause the job has {max(0.0, left_s):.0f} s, and it needs {need}"

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any
 
-from hpc_gpt.core.ends.end_policy import cannot_continue
 from hpc_gpt.core.ends.failures import GOOD, LIVE, STARTED
 from hpc_gpt.core.ends.run_state import mark_of, newest_chain, newest_submission
 from hpc_gpt.core.engines import engine_named
@@ -31,6 +30,7 @@ from hpc_gpt.core.runs.requests import RunRequest, answer_of, write_request
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids
 from hpc_gpt.core.settings.sized import does
 from hpc_gpt.core.slurm.clients import KILL_WAIT_S, cancel_job, scancel_command
+from hpc_gpt.core.slurm.requeue import cannot_continue
 from hpc_gpt.core.terminal import ProgressLine
 from hpc_gpt.launcher.watch.status import (
     NO_ANSWER,

@@ -16,9 +16,9 @@ from hpc_gpt.core.runs.requests import write_request
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.slurm.environment import PIPE
 from hpc_gpt.launcher.attempts.decisions import ShownJob
-from hpc_gpt.launcher.attempts.restart import restart_notes
 from hpc_gpt.launcher.attempts.what_next import decide_next
 from hpc_gpt.launcher.attempts.what_next import main as ask_what_next
+from hpc_gpt.launcher.notes import after_failure
 from tests.launcher.attempts.test_decisions import NOW, before, own_state, slurm_run, start  # noqa: F401
 from tests.made_runs import add_attempt, metrics_line
 
@@ -236,7 +236,7 @@ def test_pauses_add_up_in_one_start_of_the_job() -> None:
 def test_submit_says_what_follows_a_failure(chain: str, settings: dict[str, Any], note: str) -> None:
     resolved = slurm_run(chain=chain, **settings, **{"job.signal_lead_s": 120}).resolved()
     nothing_earlier: Any = SimpleNamespace(newest_alike=lambda _: None)
-    notes = "".join(restart_notes(resolved, nothing_earlier))
+    notes = "".join(after_failure(resolved, nothing_earlier))
     assert notes.startswith(f"note: {note}") if note else not notes, notes
 
 
