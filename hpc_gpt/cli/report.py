@@ -23,7 +23,6 @@ from hpc_gpt.core.runs.find_runs import no_runs
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.terminal import say, shows_life, width
 from hpc_gpt.report.tables import (
-    COLUMNS,
     all_columns,
     as_block,
     choose_columns,
@@ -136,7 +135,14 @@ def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | No
 def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
     """The text for stdout, piece by piece; empty for a table without runs."""
     from hpc_gpt.report.bench_table import file_text, read_race
-    from hpc_gpt.report.published_tables import PUBLISHED_TABLES, lines_of, sweep_text, terminal_table
+    from hpc_gpt.report.published_tables import (
+        PUBLISHED_TABLES,
+        lines_of,
+        names_in,
+        notes_on_rows,
+        sweep_text,
+        terminal_table,
+    )
 
     files, lines = {file for run in gathered.runs for file in run.files}, _sweep_lines(gathered, columns)
     if form == "table" and columns == "auto" and len(files) == 1:
@@ -146,17 +152,20 @@ def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
             return text
     room = width() if form == "table" and columns in ("auto", "usual", _OF_SWEEP, *PUBLISHED_TABLES) else None
     if room is not None and (lines is not None or gathered.records):
-        text, gathered.row_notes, narrow = terminal_table(lines or lines_of(gathered.records), room)
+        shown = lines or lines_of(gathered.records)
+        text, gathered.names, narrow = terminal_table(shown, room)
+        gathered.row_notes = notes_on_rows(shown)
         gathered.notes += [narrow] * bool(narrow)
         return [text]
     if lines is not None:
+        gathered.names = names_in(lines)
         return [sweep_text(lines, form)]
     if columns == "all" and form in ("table", "md", "csv") and gathered.records:
         every, room = all_columns(gathered.records), width()
         if form != "table" or room is None or grid(every, gathered.records).width <= room:
             return record_pieces(gathered.records, form, room, every)
         return ["\n".join(as_block(replace(record, flags=[]), room) for record in gathered.records)]
-    chosen = COLUMNS if columns in ("auto", "usual", "all") else choose_columns(_keys(columns))
+    chosen = None if columns in ("auto", "usual", "all") else choose_columns(_keys(columns))
     return record_pieces(gathered.records, form, width(), chosen)
 
 
@@ -195,7 +204,8 @@ def _print_notes(gathered: GatheredRuns, form: str) -> None:
     if gathered.unwritten:
         notes.insert(0, f"record.json not written: {gathered.unwritten[0]}{and_more(len(gathered.unwritten), 1)}")
     if form not in ("json", "jsonl"):
-        on_runs = [*gathered.row_notes, *itertools.chain.from_iterable(map(notes_on, gathered.runs))]
+        of_runs = (notes_on(run, gathered.names.get(run.record.run or "")) for run in gathered.runs)
+        on_runs = [*gathered.row_notes, *itertools.chain.from_iterable(of_runs)]
         notes = [*note_lines(on_runs, len(gathered.runs), len(notes)), *notes]
     for note in notes:
         say(plain(f"note: {note}"), err=True)

@@ -119,7 +119,7 @@ class Grid:
 
     def block(self, cells: Sequence[str]) -> str:
         """One line of the table as a list: its first cell, then `heading  cell` lines for what was measured."""
-        named = [pair for pair in zip(self.headings[1:], cells[1:], strict=True) if pair[1] != NOTHING]
+        named = [pair for pair in zip(self.headings[1:], cells[1:], strict=True) if pair[1] not in ("", NOTHING)]
         margin = max((len(heading) for heading, _ in named), default=0)
         return f"{cells[0]}\n" + "".join(f"  {heading:<{margin}}  {cell}\n" for heading, cell in named)
 
@@ -157,9 +157,15 @@ def fitting(columns: Sequence[Column], rows: Sequence[Any], room: int | None, le
     return fitted
 
 
-def filled(columns: Sequence[Column], rows: Sequence[Any]) -> list[Column]:
-    """The columns, without optional ones that have no value in any row."""
-    return [column for column in columns if not column.optional or any(column.show(row) != NOTHING for row in rows)]
+def filled(columns: Sequence[Column], rows: Sequence[Any], least: float = 0.0) -> list[Column]:
+    """The columns, without optional ones that have no value in any row, and those that less than the share `least` of
+    the rows fills."""
+    counts = [sum(column.show(row) not in ("", NOTHING) for row in rows) for column in columns]
+    return [
+        column
+        for column, count in zip(columns, counts, strict=True)
+        if (count or not column.optional) and count >= least * len(rows)
+    ]
 
 
 def as_csv(headings: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
@@ -194,7 +200,12 @@ def peak(stages: Sequence[float | None] | None) -> float | None:
 
 def _tflops(name: str, title: str, formula: str, means: str, **options: Any) -> Column:
     key, unit = f"tflops_{name}", "TFLOP/s per rank"
-    return column(f"TFLOPs {title}", key, show_digits, label=key, unit=unit, formula=formula, means=means, **options)
+    return column(f"TFLOP/s ({title})", key, show_digits, label=key, unit=unit, formula=formula, means=means, **options)
+
+
+def known_end(ended: str | None) -> str:
+    """How a run ended, empty if nothing says it."""
+    return "" if ended in (None, "unknown") else str(ended)
 
 
 def show_utilisation(record: Any) -> str | None:
@@ -219,15 +230,15 @@ FIGURES = {
         Column("EP", ("ep",), lambda record: record.ep if (record.ep or 1) > 1 else None, optional=True,
                means="ranks that divide the experts of a layer"),
         column("Micro-batches", "micro_batches"),
-        column("Mic-BS", "micro_batch", show_count, means="samples of one forward pass of a GPU"),
-        column("Glob-BS", "global_batch", show_count, means="samples of one optimizer step over all GPUs"),
+        column("Micro-batch", "micro_batch", show_count, means="samples of one forward pass of a GPU"),
+        column("Batch", "global_batch", show_count, means="samples of one optimizer step over all GPUs"),
         column("Seq", "seq", show_count, means="tokens of a sample"),
         column("Step s", "step_s", show_digits, label="step time", unit="s",
                means="median seconds of the steady steps"),
         column("Tokens/s", "tokens_per_s", show_whole, label="tokens/s", means="global batch x sequence / step time"),
         column("Tokens/s per GPU", "tokens_per_s_gpu", show_rate, label="tokens/s per GPU", optional=True,
                means="as the program prints them if it does, else tokens/s / GPUs"),
-        _tflops("seed", "P s B", "6 P s B, 8 with full recomputation",
+        _tflops("seed", "seed", "6 P s B, 8 with full recomputation",
                 "per GPU: 8 P s B / (t n 1e12) with full recomputation, 6 without (Megatron-DeepSpeed's perf tables)"),
         _tflops("hardware", "hardware", "Narayanan et al. 2021, eq. 3",
                 "per GPU: Narayanan et al. 2021, eq. 3, recomputation counted"),
@@ -236,7 +247,7 @@ FIGURES = {
         _tflops("printed", "printed", "as the program prints it", "as the program prints it, by its own formula",
                 optional=True),
         column("MFU", "mfu", show_share, label="mfu", formula="tflops_model over the device's dense peak",
-               means="TFLOP/s model over the device's dense peak"),
+               means="TFLOP/s (model) over the device's dense peak"),
         column("MFU printed", "mfu_printed", show_share, label="mfu_printed", formula="as the program prints it",
                means="as the program prints it, by its own formula and peak", optional=True),
         column("Loss first", "loss_first", show_digits, means="loss at the first step"),
@@ -266,7 +277,8 @@ FIGURES = {
         Column("Program", ("engine", "dialect"), lambda record: record.engine or record.dialect, right=False,
                means="the engine, else the program that wrote the log"),
         column("Started", "started", right=False, means="first start, UTC"),
-        column("Ended", "ended", right=False),
+        Column("Ended", ("ended",), lambda row: known_end(look_up(row, "ended")), right=False,
+               means="blank: nothing says how"),
         column("Device", "device", str, right=False, means="the GPU"),
     )
 }  # fmt: skip

@@ -39,6 +39,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from hpc_gpt.core.ends.exit_status import name_signals
 from hpc_gpt.core.ends.failures import UNSPECIFIC, meaning
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.reader.blame import (
@@ -316,13 +317,13 @@ def _aftermath(failure: Failure) -> tuple[bool, bool, bool, bool, bool]:
 
 
 def one_line(message: str) -> str:
-    """A message in one printable line: no control characters, no secrets.
+    """A message in one printable line: no control characters, no secrets, signals by their names.
 
     >>> one_line("RuntimeError:\\x1b[31m  bad\\x00 token=hf_abcdefghijklmnopqrstu")
     'RuntimeError: [31m bad token=[removed]'
     """
     printable = "".join(letter if letter.isprintable() else " " for letter in message)
-    return hide_secrets(" ".join(printable.split()))[:400]
+    return name_signals(hide_secrets(" ".join(printable.split())))[:400]
 
 
 @dataclass

@@ -26,15 +26,18 @@ _SPEEDS = {
 
 
 def verdict_text(comparison: Comparison, a: str, b: str) -> str:
-    """The verdict on B: `faster by 4 % (3.1 to 4.9)`, `no difference shown (-0.8 to +1.1 %)`."""
+    """The verdict on B: `faster by 4 % (3.1 to 4.9)`, `no difference shown (-0.8 to +1.1 %)`, `tokens/s 0.054 x; no
+    interval can be given: …`."""
     if comparison.verdict == "same_run":
         return f"the same run as {a}"
     if comparison.verdict == "identical":
         return f"the same steps and figures as {a}: two copies of one log"
-    interval = comparison.speeds[0].interval
+    speed = comparison.speeds[0]
+    interval = speed.interval
     if interval is None:
         why = "; ".join(f"{(a, b)[place]} {reason}" for place, reason in comparison.reasons)
-        return f"no interval can be given: {why or 'a step is not the same work in both'}"
+        ratio = f"{_SPEEDS[speed.name].label} {speed.b / speed.a:.3g} x; " if speed.a and speed.b else ""
+        return f"{ratio}no interval can be given: {why or 'a step is not the same work in both'}"
     if comparison.verdict == "no_difference":
         return f"no difference shown ({percent_text(interval)[1]} %)"
     middle, ends = percent_text(interval)

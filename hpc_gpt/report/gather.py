@@ -39,7 +39,8 @@ class GatheredRuns:
     """The runs that were read: our own first, oldest first; and messages on what could not be read or written.
 
     `notes`: what was skipped because it is not a log, and what a narrow table leaves out. `row_notes`: notes on rows of
-    a published table. `sweeps`: name -> PATH of each sweep that was named.
+    a published table. `names`: the runs' names in the table, by id. `sweeps`: name -> PATH of each sweep that was
+    named.
     """
 
     runs: list[RunRead] = field(default_factory=list)
@@ -47,6 +48,7 @@ class GatheredRuns:
     unwritten: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     row_notes: list[RunNote] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
     sweeps: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.core.columns import filled, grid
+from hpc_gpt.core.columns import grid
 from hpc_gpt.core.format import show_short
 from hpc_gpt.reader.records import RunRead
 from hpc_gpt.report.svg import Svg, drawing, element, escaped
-from hpc_gpt.report.tables import COLUMNS
+from hpc_gpt.report.tables import usual_columns
 
 Points = NDArray[np.float64]
 
@@ -119,7 +119,7 @@ def _ticks(low: float, high: float, least: float = 0.0) -> list[float]:
 def runs_html(runs: Sequence[RunRead]) -> str:
     """The table of the runs' records, and a chart of the first losses in the colours of the table's lines."""
     records = [run.record for run in runs]
-    table = grid(filled(COLUMNS, records), records)
+    table = grid(usual_columns(records), records)
     drawn = [run for run in runs if np.isfinite(run.steps["loss"]).any()][: len(LINE_COLOURS)]
     colours = {id(run): colour for run, colour in zip(drawn, LINE_COLOURS, strict=False)}
     rows = [element("tr", "".join(element("th", escaped(heading) or " ") for heading in ("", *table.headings)))]

@@ -114,9 +114,10 @@ def _one(notes: Sequence[RunNote]) -> Note:
     return Note(worst.level, text, tuple(costs), sum(costs.values()), where, tuple(named))
 
 
-def notes_on(run: RunRead) -> list[RunNote]:
-    """The notes on a run for a terminal: what looks wrong, and the checkpoint that a branch begins from."""
-    name, parent = show_name(run.record), run.record.settings.get("resumed_from")
+def notes_on(run: RunRead, name: str | None = None) -> list[RunNote]:
+    """The notes on a run for a terminal: what looks wrong, and the checkpoint that a branch begins from. `name`: its
+    name in the table, if that is a shorter one."""
+    name, parent = name or show_name(run.record), run.record.settings.get("resumed_from")
     notes = _flag_notes(run, name)
     if absent := [flag for flag, kind in run.record.all_flags if kind == ABSENT]:
         notes.append(RunNote(name, "; ".join(absent), KNOW, _cost(run.record)))
@@ -127,7 +128,7 @@ def notes_on(run: RunRead) -> list[RunNote]:
 
 def note_lines(notes: Iterable[RunNote], runs: int, taken: int = 0) -> list[str]:
     """The notes on `runs` runs as lines, the worst first, each text once with the runs that have it. Several runs get
-    at most MOST_NOTE_LINES lines, `taken` of them printed elsewhere; the last line counts the notes that are left."""
+    at most MOST_NOTE_LINES lines, `taken` of them printed elsewhere; the last line counts the others."""
     notes, room = list(notes), max(1, MOST_NOTE_LINES - taken)
     groups = grouped(notes)
     if runs > 1 and len(groups) > room:
@@ -136,9 +137,7 @@ def note_lines(notes: Iterable[RunNote], runs: int, taken: int = 0) -> list[str]
     shown, left = (groups, []) if is_whole else (groups[: room - 1], groups[room - 1 :])
     lines = [f"{some_names([str(name) for name in note.runs])}: {note.text}" for note in shown]
     if left:
-        names = {name for note in left for name in note.runs}
-        count = counted(len(left), f"{'more ' if shown else ''}note")
-        lines.append(f"{count} on {counted(len(names), 'run')}, which --json, --html and a report of one run show")
+        lines.append(f"{len(left)} {'more' if shown else 'notes'}: report RUN")
     return lines
 
 

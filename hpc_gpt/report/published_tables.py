@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core import terminal
-from hpc_gpt.core.columns import FIGURES, Column, Grid, as_csv, column, filled, fitting, grid, look_up
+from hpc_gpt.core.columns import FIGURES, Column, Grid, as_csv, column, filled, fitting, grid, known_end, look_up
 from hpc_gpt.core.ends.failures import colour_of
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.files import experiments_dir
@@ -32,7 +32,15 @@ from hpc_gpt.core.typed_tables import check_tables
 from hpc_gpt.reader.records.figures import add_figures
 from hpc_gpt.reader.records.own_run import figures_asked
 from hpc_gpt.report.notes import KNOW, RunNote
-from hpc_gpt.report.tables import COLUMNS, SHORT_COLUMNS, json_text, records_text, show_name, varied_of
+from hpc_gpt.report.tables import (
+    COLUMNS,
+    json_text,
+    records_text,
+    show_name,
+    usual_columns,
+    varied_columns,
+    varied_of,
+)
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,10 @@ def _latency(record: Record) -> str:
 _GPUS, _TP, _DP, _PP = (FIGURES[key] for key in ("gpus", "tp", "dp", "pp"))
 _SIZE = replace(FIGURES["params"], published="size")
 _CHUNKS = column("PP Chunks", "micro_batches")
-_BATCH = (FIGURES["micro_batch"], replace(FIGURES["global_batch"], published="global_batch"))
+_BATCH = (
+    replace(FIGURES["micro_batch"], heading="Mic-BS"),
+    replace(FIGURES["global_batch"], heading="Glob-BS", published="global_batch"),
+)
 _SPEED = (
     column("Throughput s", "step_s", show_digits, published="step_s"),
     column("TFLOPs (8 or 6) P s B", "tflops_seed", show_digits, published="tflops_seed"),
@@ -322,7 +333,7 @@ def _varied_column(key: str) -> Column:
 
 
 def _csv(lines: SweepLines) -> str:
-    table = _columns(lines)
+    table = _columns(lines, COLUMNS)
     keys = list(dict.fromkeys(key for figure in table.columns for key in figure.keys))
     published = [figure.published for figure in table.columns if figure.published]
     varied = _varied(lines, table)
@@ -352,9 +363,9 @@ def _page(lines: SweepLines) -> dict[str, Any]:
     return page | {"sweep": lines.sweep, "rows": list(rows.values())}
 
 
-def _columns(lines: SweepLines, others: Sequence[Column] = COLUMNS) -> PublishedTable:
-    """The columns of the published table with the sweep's name, else `others` and the rows' published keys. A published
-    column is there only if a row has a figure for it."""
+def _columns(lines: SweepLines, others: Sequence[Column] | None = None) -> PublishedTable:
+    """The columns of the published table with the sweep's name, else the usual ones, or `others`, and the rows'
+    published keys. A published column is there only if a row has a figure for it."""
     printed = lines.published_keys
     if lines.sweep in PUBLISHED_TABLES:
         table = PUBLISHED_TABLES[lines.sweep]
@@ -363,10 +374,12 @@ def _columns(lines: SweepLines, others: Sequence[Column] = COLUMNS) -> Published
             for figure in table.columns
         ]
         return replace(table, columns=columns)
+    figures = [line.figures for line in lines.lines]
+    varied = {figure.keys[0] for figure in varied_columns(figures)}
     usual = [
         replace(figure, published=next((key for key in figure.keys if key in printed), None))
-        for figure in filled(others, [line.figures for line in lines.lines])
-        if "run" not in figure.keys and "ended" not in figure.keys
+        for figure in (usual_columns(figures) if others is None else filled(others, figures))
+        if "run" not in figure.keys and "ended" not in figure.keys and figure.keys[0] not in varied
     ]
     shown = {figure.published for figure in usual} | {"notes"}
     # Published figures without a column of ours.
@@ -375,16 +388,16 @@ def _columns(lines: SweepLines, others: Sequence[Column] = COLUMNS) -> Published
     )
 
 
-def sweep_columns(lines: SweepLines, others: Sequence[Column] = COLUMNS) -> list[Column]:
-    """The columns of a sweep's table: the row, its varied keys, its figures by the published table or by `others`, each
-    with the published figure, its notes and its run."""
-    table = _columns(lines, others)
+def sweep_columns(lines: SweepLines) -> list[Column]:
+    """The columns of a sweep's table: the row, its varied keys, its figures by the published table or the usual ones,
+    each with the published figure, its notes and its run."""
+    table = _columns(lines)
     columns = [Column(table.row, ("row",), lambda line: line.row.name, right=False), *_varied(lines, table)]
     for figure in table.columns:
         columns += [_ours(figure), *([_published(figure)] if figure.published else [])]
     columns += [
         Column("Notes", ("notes",), lambda line: line.notes or None, right=False),
-        Column("Ended", ("ended",), lambda line: _ended(line) or None, right=False,
+        Column("Ended", ("ended",), lambda line: known_end(_ended(line)), right=False,
                style=lambda line: colour_of(_ended(line))),
         Column("Run", ("run",), lambda line: line.record and line.record.run, right=False),
     ]  # fmt: skip
@@ -405,20 +418,31 @@ def _ended(line: SweepLine) -> str:
     return line.record.ended or ""
 
 
-_ON_TERMINAL = [usual for usual in COLUMNS if usual.keys[0] in SHORT_COLUMNS]
 # A narrow terminal drops the columns without a value, then the experiment's name before the run's id, then these, one
 # after the other, until the table fits; never a key that a sweep varies.
 _LEAST = ("params", "global_batch", "gpus", "tokens_per_s_gpu", "memory_allocated_gib", "step_s", "run",
           "tokens_per_s", "mfu", "tflops_model", "tp", "loss_first", "ended")  # fmt: skip
 
 
-def terminal_table(lines: SweepLines, room: int) -> tuple[str, list[RunNote], str]:
-    """(the table for a terminal of `room` columns, the notes on its rows, a note on the columns that it leaves out).
+def names_in(lines: SweepLines, first: Column | None = None) -> dict[str, str]:
+    """{id of a run: its name in the table, the first cell of its line}; the ids where two lines have one name."""
+    first = first or sweep_columns(lines)[0]
+    named = [(line.record.run or "", first.show(line)) for line in lines.lines if line.record]
+    return dict(named if len({name for _, name in named}) == len(named) else ((run, run) for run, _ in named))
+
+
+def notes_on_rows(lines: SweepLines) -> list[RunNote]:
+    """The notes on the rows of a table that has no column for them."""
+    return [RunNote(line.row.name, line.notes, KNOW) for line in lines.lines if line.notes]
+
+
+def terminal_table(lines: SweepLines, room: int) -> tuple[str, dict[str, str], str]:
+    """(the table for a terminal of `room` columns, the names of its runs, a note on the columns that it leaves out).
 
     A varied key is shown by its last part, if that is unique. A published table names its rows by their sizes, which
     are left of the measured figures.
     """
-    columns = sweep_columns(lines, _ON_TERMINAL)
+    columns = sweep_columns(lines)
     swept = dict.fromkeys(key for line in lines.lines for key in flat(line.row.overrides))
     last = Counter(key.rpartition(".")[2] for key in swept)
     least: Sequence[str] = [key for key in _LEAST if key not in last]
@@ -443,6 +467,5 @@ def terminal_table(lines: SweepLines, room: int) -> tuple[str, list[RunNote], st
     without = ", ".join(
         figure.heading for figure in columns if figure not in fitted_columns and figure.heading != PUBLISHED
     )
-    notes = [RunNote(line.row.name, line.notes, KNOW) for line in lines.lines if line.notes]
     text = grid(fitted_columns, lines.lines).fitted(room, "\n", terminal.painted)
-    return text, notes, f"no room for {without}: --columns all" if without else ""
+    return text, names_in(lines, columns[0]), f"no room for {without}: --columns all" if without else ""

@@ -13,7 +13,19 @@ from dataclasses import replace
 from typing import Any
 
 from hpc_gpt.core import terminal
-from hpc_gpt.core.columns import FIGURES, Column, Grid, as_csv, column, filled, grid, look_up, peak, show_named
+from hpc_gpt.core.columns import (
+    FIGURES,
+    Column,
+    Grid,
+    as_csv,
+    column,
+    filled,
+    grid,
+    known_end,
+    look_up,
+    peak,
+    show_named,
+)
 from hpc_gpt.core.ends.failures import colour_of
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.format import (
@@ -70,12 +82,12 @@ def relative_error(predicted: float | None, measured: float | None) -> float | N
 
 
 def show_name(record: Record) -> str:
-    """A run's name/run, or the run alone if it begins with the name, as for most logs.
+    """A run's name/run; the run alone if it begins with the name, or if it is another program's log.
 
     >>> show_name(Record(name="demo", run="20261120-1")), show_name(Record(name="train", run="train-4711"))
     ('demo/20261120-1', 'train-4711')
     """
-    if record.name and record.run and record.run.startswith(record.name):
+    if record.name and record.run and (record.run.startswith(record.name) or record.dialect not in (None, "hpc-gpt")):
         return record.run
     return "/".join(part for part in (record.name, record.run) if part) or NOTHING
 
@@ -178,7 +190,7 @@ def _is_figure(key: str) -> bool:
     return any(kind in kinds for kind in ("int", "float")) and "dict" not in kinds
 
 
-# The columns of every table of runs: a pipe prints them all, a terminal and a page at first those of SHORT_COLUMNS.
+# The columns of tables of runs, in their order: csv and `--columns all` have them all, any other table `usual_columns`.
 COLUMNS = (
     Column("Run", ("name", "run", "job_id"), show_name, right=False),
     Column("Layout", (*AXES, "ep"), show_layout, right=False,
@@ -202,28 +214,42 @@ COLUMNS = (
     replace(FIGURES["ended"], style=lambda record: colour_of(record.ended or "")),
 )  # fmt: skip
 # By their first keys.
-SHORT_COLUMNS = frozenset(
+_USUAL = frozenset(
     ("name", "tp", "gpus", "params", "global_batch", "step_s", "tokens_per_s", "tokens_per_s_gpu", "tflops_model",
      "mfu", "memory_allocated_gib", "loss_first", "ended")
 )  # fmt: skip
+_LEAST_FILLED = 0.1  # share of the rows that have a value
+
+
+def usual_columns(records: Sequence[Record]) -> list[Column]:
+    """The columns that a terminal, a page and a pipe show: the run, the keys that sweeps vary, and the usual columns
+    that a tenth of the records fill."""
+    run, *others = filled([column for column in COLUMNS if column.keys[0] in _USUAL], records, _LEAST_FILLED)
+    return [run, *varied_columns(records), *others]
 
 
 def records_text(
-    records: Sequence[Record], form: str = "table", width: int | None = None, columns: Sequence[Column] = COLUMNS
+    records: Sequence[Record],
+    form: str = "table",
+    width: int | None = None,
+    columns: Sequence[Column] | None = None,
 ) -> str:
     """All pieces of `record_pieces` as one text."""
     return "".join(record_pieces(records, form, width, columns))
 
 
 def record_pieces(
-    records: Sequence[Record], form: str = "table", width: int | None = None, columns: Sequence[Column] = COLUMNS
+    records: Sequence[Record],
+    form: str = "table",
+    width: int | None = None,
+    columns: Sequence[Column] | None = None,
 ) -> Iterator[str]:
     """The records as table, md, csv, json or jsonl, in pieces; JSON has one piece per record.
 
     table: aligned, one line per record, or one block per record if the table is wider than `width` (None: any width);
-    empty without records. Flags are left out, as the verb writes them to stderr. csv: a heading for each key of the
-    record and figures in full. json: `{"schema": 1, "records": [...]}`, every key of every record; jsonl: one object
-    per line.
+    empty without records. Flags are left out, as the verb writes them to stderr. csv: a heading for each key of
+    `columns`, by default of every column of COLUMNS, and figures in full. json: `{"schema": 1, "records": [...]}`,
+    every key of every record; jsonl: one object per line.
     """
     if form == "json":
         begin, end = json_text({"schema": SCHEMA, "records": [0]}).split("0") if records else ("", "")
@@ -234,13 +260,13 @@ def record_pieces(
     elif form == "jsonl":
         yield from (json_lines([record.to_tables()]) for record in records)
     elif form == "csv":
-        keys = [key for column in columns for key in column.keys]
+        keys = [key for column in columns or COLUMNS for key in column.keys]
         yield as_csv(keys, [[look_up(record, key) for key in keys] for record in records])
     else:
-        table = grid(filled(columns, records) if columns is COLUMNS else columns, records)
+        table = grid(columns or usual_columns(records), records)
         if form == "md":
             yield table.markdown()
-        elif records and columns is COLUMNS and width is not None and table.width > width:
+        elif records and columns is None and width is not None and table.width > width:
             yield "\n".join(as_block(replace(record, flags=[]), width) for record in records)
         elif records:
             yield table.fitted(width, "\n", terminal.painted if width is not None else None)
@@ -298,7 +324,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
     elif record.step_s is not None:
         step += " s  (single steps were not timed)"
     memory, kind = peak_memory_gib(record)
-    ended = str(record.ended or NOTHING) + (f": {record.cause}" if record.cause else "")
+    ended = ": ".join(part for part in (known_end(record.ended), record.cause) if part) or NOTHING
     for_a_token = f", {show_params(record.params_active)} for a token" if record.params_active else ""
     return [
         ("ended", ended),

@@ -441,7 +441,7 @@ def _place_of(ended: str, cause_text: str | None, cause: Cause) -> Failure | Non
     """The failure in the logs that ended.json means: the one with its text, else the first of its class."""
     if cause_text:
         for failure in cause.ordered:
-            if failure.message[:60] in cause_text:
+            if one_line(failure.message)[:60] in cause_text:
                 return failure
     of_class = [failure for failure in cause.ordered if failure.ended == ended and not failure.echo]
     return of_class[0] if of_class else None

@@ -97,7 +97,7 @@ def test_rows_without_a_run_and_impossible_ones_have_a_reason(logs):
     assert len(text.splitlines()) == 2 + COUNTS["gpt2-meg"]
     assert cells(text, "32g-18b")["Run"] == run.run_id
     waiting, never = cells(text, "32g-28b"), cells(text, "perf-48b-pp32-c256-mb4")
-    assert (waiting["Throughput s"], waiting["Throughput s published"], waiting["Ended"]) == ("-", "1.618", "-")
+    assert (waiting["Throughput s"], waiting["Throughput s published"], waiting["Ended"]) == ("-", "1.618", "")
     assert (never["GPUs"], never["PP"], never["Glob-BS"]) == ("64", "32", "1024")
     assert (never["Ended"], never["TFLOPs (8 or 6) P s B published"]) == ("impossible", "28.6")
     assert never["Notes"] == "05-26; tp4 x pp32 needs 128 GPUs, the row has 64"
@@ -158,7 +158,7 @@ def test_ones_own_sweep_is_named_by_its_file(tmp_path, logs):
     assert call(str(path)).stdout == sweep_text(sweep_lines("mine", [], str(path)), "table")
     run = ran(logs, str(path), "small", step_s=0.25)
     (line,) = [line for line in call(str(path)).stdout.splitlines() if run.run_id in line]
-    assert line.split()[:4] == ["small", "0.001", "tp1-pp1-dp1", "1"]
+    assert line.split()[:4] == ["small", "1", "0.001", "tp1-pp1-dp1"]
 
 
 @pytest.mark.parametrize("width", [20, 60])

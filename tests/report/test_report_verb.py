@@ -206,10 +206,9 @@ def test_the_worst_notes_are_named_and_the_others_counted():
     notes = [RunNote(name, text, level) for name in "abc" for text, level in (("few steps", LOOK), ("no peak", KNOW))]
     notes += [RunNote("d", "320 TFLOPs of 312", ABSURD), *(RunNote("a", word, LOOK) for word in ("x", "y", "z"))]
     worst = ["d: 320 TFLOPs of 312", "a, b, c: few steps"]
-    rest = "4 more notes on 3 runs, which --json, --html and a report of one run show"
-    assert note_lines(notes, 4) == [*worst, rest]
-    assert note_lines(notes, 4, taken=1) == [worst[0], rest.replace("4 more", "5 more")]
-    assert note_lines(notes, 4, taken=5) == [rest.replace("4 more notes on 3", "6 notes on 4")]
+    assert note_lines(notes, 4) == [*worst, "4 more: report RUN"]
+    assert note_lines(notes, 4, taken=1) == [worst[0], "5 more: report RUN"]
+    assert note_lines(notes, 4, taken=5) == ["6 notes: report RUN"]
     assert len(note_lines(notes, 1)) == 6, "of one run nothing else shows them"
     assert note_lines(notes[:2], 4) == ["a: few steps", "a: no peak"]
 

@@ -18,6 +18,7 @@ from hpc_gpt.report.published_tables import (
     SweepLine,
     SweepLines,
     lines_of,
+    notes_on_rows,
     sweep_lines,
     sweep_text,
     terminal_table,
@@ -76,8 +77,9 @@ def on_terminal(room: int, _: Path) -> str:
 
 def of_own_sweep(folder: Path) -> str:
     """The notes on the rows of a sweep of one's own, and on the columns that are left out."""
-    _, notes, narrow = terminal_table(own_sweep(folder), 100)
-    return "".join(f"{note.run}: {note.text}\n" for note in notes) + f"{narrow}\n"
+    lines = own_sweep(folder)
+    _, _, narrow = terminal_table(lines, 100)
+    return "".join(f"{note.run}: {note.text}\n" for note in notes_on_rows(lines)) + f"{narrow}\n"
 
 
 def own_sweep(folder: Path) -> Any:

@@ -98,6 +98,28 @@ def read_exit_status(cause: str | None) -> ExitStatus | None:
     return _of_srun(match) if match is not None else None
 
 
+def exit_code_text(code: int) -> str:
+    """An exit code of subprocess in words.
+
+    >>> exit_code_text(-11), exit_code_text(2)
+    ('SIGSEGV (exit code -11)', 'exit code 2')
+    """
+    text = f"exit code {code}"
+    return f"{signal.Signals(-code).name} ({text})" if -code in set(signal.Signals) else text
+
+
+_NEGATIVE = re.compile(r"\(exitcode:? (-\d{1,2})\)|(?<!\()\bexit ?code:? (-\d{1,2})\b")
+
+
+def name_signals(text: str) -> str:
+    """The text with the signals that its negative exit codes are.
+
+    >>> name_signals("Rank 2 crashed with exit code -11."), name_signals("failed (exitcode: -9) local_rank: 2")
+    ('Rank 2 crashed with SIGSEGV (exit code -11).', 'failed by SIGKILL (exit code -9) local_rank: 2')
+    """
+    return _NEGATIVE.sub(lambda match: "by " * bool(match[1]) + exit_code_text(int(match[1] or match[2])), text)
+
+
 def is_lost_peer(cause: str | None) -> bool:
     """Whether a cause says only that a rank lost another one.
 

@@ -26,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.core.ends.exit_status import exit_code_text
 from hpc_gpt.core.ends.failures import RETRIES
 from hpc_gpt.core.ends.history import read_history
 from hpc_gpt.core.ends.judge import gpu_hours
@@ -211,9 +212,7 @@ def _run_command(argv: Sequence[str], line: str, timeout_s: float) -> str:
         output.seek(0)
         lines = output.read().decode(errors="replace").split("\n")
         last = next((plain(text, " ") for text in reversed(lines) if text.strip()), "")
-        return f"the command ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}" + (
-            f": {cut(hide_secrets(last), 200)}" if last else ""
-        )
+        return f"the command ended with {exit_code_text(code)}" + (f": {cut(hide_secrets(last), 200)}" if last else "")
 
 
 def send_beside(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+from hpc_gpt.core.ends.exit_status import exit_code_text
 from hpc_gpt.core.process import die_with_parent
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
@@ -39,8 +40,7 @@ class BesideRanks:
         """Returns whether the process has ended. If it failed, a line in the log says so, once."""
         code = self._process.poll()
         if code and not self._over:
-            end = f"signal {-code}" if code < 0 else f"exit code {code}"
-            self._say(f"its process ended with {end}; the run goes on without it")
+            self._say(f"its process ended with {exit_code_text(code)}; the run goes on without it")
         self._over = self._over or code is not None
         return self._over
 

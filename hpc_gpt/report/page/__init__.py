@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from hpc_gpt.core.columns import known_end
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import replace_whole, templates_dir
@@ -39,7 +40,7 @@ from hpc_gpt.report.page.run_table import (
 )
 from hpc_gpt.report.page.summary import ends_of, failures_by_cause, gpu_hours_of
 from hpc_gpt.report.svg import Svg, number, safe
-from hpc_gpt.report.tables import SHORT_COLUMNS, as_block, varied_columns
+from hpc_gpt.report.tables import as_block, usual_columns, varied_columns
 
 # Above these numbers the page says less, so that it stays a few megabytes.
 SOURCED_RUNS = 60  # whose cells have the sources of their figures
@@ -135,10 +136,11 @@ def _table(runs: Sequence[RunRead], shorts: Sequence[str]) -> dict[str, Any]:
     """The table of the runs under the template's names. `kinds`: the class of each column; that of one which is not
     shown at first has an x."""
     headings, lines = table_of(runs, shorts, sources=len(runs) <= SOURCED_RUNS)
-    varied = {heading.keys[0] for heading in varied_columns([run.record for run in runs])}
+    records = [run.record for run in runs]
+    shown = {heading.keys[0] for heading in (*usual_columns(records), *varied_columns(records))}
     kinds = []
     for heading in headings:
-        is_shown = heading.keys[0] in SHORT_COLUMNS or heading.keys[0] in varied
+        is_shown = heading.keys[0] in shown
         kinds.append(" ".join(("l",) * (not heading.right) + ("x",) * (not is_shown)))
     return {"headings": headings, "lines": lines, "kinds": kinds}
 
@@ -199,7 +201,9 @@ def csp_hash(text: str) -> str:
 
 def _ended_summary(runs: Sequence[RunRead], anomalies: Sequence[Note]) -> str:
     """The numbers of runs by how they ended, and the number of anomalies in their figures."""
-    counts = Counter(ended_text(run.record.ended) for run in runs)
+    counts = Counter(
+        ended_text(run.record.ended) if known_end(run.record.ended) else "without a known end" for run in runs
+    )
     parts = [f"{count:,} {end}" for end, count in counts.most_common(ENDS_COUNTED)]
     if len(counts) > ENDS_COUNTED:
         parts.append(f"{len(counts) - ENDS_COUNTED:,} other ways to end")
@@ -251,7 +255,7 @@ def details_of(run: RunRead, label: str) -> dict[str, Any]:
     return {
         "label": label,
         "sign": ended_sign(record.ended),
-        "ended": ended_text(record.ended),
+        "ended": known_end(record.ended) and ended_text(record.ended),
         "summary": _summary(run),
         "text": as_block(record).split("\n")[1:-1],
         "failures": _failures(run),

@@ -38,8 +38,8 @@ def model_of(record: Record) -> tuple[str, int] | None:
 
 
 def groups_of(runs: Sequence[RunRead]) -> list[RunGroup]:
-    """The groups by model, then by sweep, then by experiment, each kind with its newest run's group first; last the
-    group of all runs."""
+    """The groups by model, then by sweep, then by experiment, in each kind the one with most runs first, then the one
+    with the newest run; last the group of all runs."""
     by_kind: dict[str, dict[Any, list[int]]] = {kind: defaultdict(list) for kind in ("model", "sweep", "experiment")}
     for place, run in enumerate(runs):
         by_kind["model"][model_of(run.record)].append(place)
@@ -50,7 +50,7 @@ def groups_of(runs: Sequence[RunRead]) -> list[RunGroup]:
     groups = []
     for kind, of_kind in by_kind.items():
         newest = sorted(of_kind.items(), key=lambda item: max(_start(runs[place]) for place in item[1]), reverse=True)
-        for key, places in newest:
+        for key, places in sorted(newest, key=lambda item: -len(item[1])):
             title = f"{kind} {safe(key, 60)}"
             if kind == "model":
                 title = f"{key[0]} parameters, sequence {key[1]:,}" if key else UNKNOWN_MODEL
@@ -61,8 +61,7 @@ def groups_of(runs: Sequence[RunRead]) -> list[RunGroup]:
     swept = {group.places: group for group in groups if group.kind == "sweep"}
     first = dict.fromkeys(group.places for group in groups)
     named = [swept.get(places) or next(group for group in groups if group.places == places) for places in first]
-    shown = [group for group in named if len(group.places) > 1 or group.kind == "model"]
-    return sorted(shown, key=lambda group: group.title == UNKNOWN_MODEL)
+    return [group for group in named if len(group.places) > 1 or group.kind == "model"]
 
 
 def varied_keys(records: Sequence[Record]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.core.columns import Column
+from hpc_gpt.core.columns import Column, known_end
 from hpc_gpt.core.format import NOTHING, counted, show_count
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.reader.records import RunRead
@@ -104,7 +104,8 @@ def table_of(runs: Sequence[RunRead], labels: Sequence[str], sources: bool) -> t
     for run, label, cells in zip(runs, labels, grid, strict=True):
         ended = run.record.ended
         shown_cells = [cells[at] for at in filled]
-        lines.append(RunLine(label, ended_sign(ended), ended_text(ended), has_failed(ended), shown_cells))
+        text = known_end(ended) and ended_text(ended)
+        lines.append(RunLine(label, ended_sign(ended), text, has_failed(ended), shown_cells))
     return [columns[at] for at in filled], lines
 
 
@@ -112,7 +113,7 @@ def ended_sign(ended: str | None) -> str:
     """The sign for how a run ended, shown before the text."""
     if ended in (mark := {"done": "✓", "running": "▶", "suspended": "○", "pending": "○"}):
         return mark[ended]
-    return "✗" if has_failed(ended) else "?" if ended in (None, "unknown") else "■"
+    return "✗" if has_failed(ended) else "■" if known_end(ended) else ""
 
 
 def _cell(column: Column, record: Record, sources: bool) -> Cell:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_gpt.core.ends.end_policy import End, is_cancelled
+from hpc_gpt.core.ends.exit_status import exit_code_text
 from hpc_gpt.core.ends.failures import UNSPECIFIC
 from hpc_gpt.core.ends.program_end import PrintedEnd, facts_of, read_said
 from hpc_gpt.core.errors import ConfigError, RunFolderError
@@ -33,7 +34,7 @@ from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.program_text import fill, fill_line
 from hpc_gpt.core.settings.sized import params
 from hpc_gpt.reader.live_lines import LiveLines
-from hpc_gpt.trainer.program.process import ForeignLog, LastLines, exit_code_text, said_by
+from hpc_gpt.trainer.program.process import ForeignLog, LastLines, said_by
 from hpc_gpt.trainer.program.rank import ForeignRank, ProgramStart, Stop
 from hpc_gpt.trainer.program.signs_of_life import ForeignHeartbeat, checkpoint_files
 from hpc_gpt.trainer.supervision.signals import Signals

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from hpc_gpt.core.ends.end_policy import End
-from hpc_gpt.core.ends.exit_status import ExitStatus
+from hpc_gpt.core.ends.exit_status import ExitStatus, exit_code_text
 from hpc_gpt.core.ends.program_end import PrintedEnd
 from hpc_gpt.core.errors import RunFolderError, fault_words
 from hpc_gpt.core.files import replace_whole, write_once
@@ -146,11 +146,6 @@ class LastLines:
         if end.is_kill or (code < 0 and end.signal):  # a shell exits with 137 if its command was killed
             return str(end).partition(": ")[2]
         return f"{self._program} ended with {exit_code_text(code)}"
-
-
-def exit_code_text(code: int) -> str:
-    """Writes an exit code of subprocess as text."""
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 class ForeignLog:

@@ -30,6 +30,7 @@ from hpc_gpt.core.ends.end_policy import (
     is_cancelled,
     limits_reached,
 )
+from hpc_gpt.core.ends.exit_status import exit_code_text
 from hpc_gpt.core.ends.failures import UNSPECIFIC
 from hpc_gpt.core.ends.program_end import PrintedEnd, ProgramFacts, end_of_program, facts_of, has_last_line, write_said
 from hpc_gpt.core.ends.state import EXIT_0_BUT
@@ -45,7 +46,7 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.secrets import hide_values
 from hpc_gpt.core.slurm.environment import own_job
 from hpc_gpt.reader.attempt_cause import nan_since
-from hpc_gpt.trainer.program.process import ForeignLog, count_steps, exit_code_text, trained_s
+from hpc_gpt.trainer.program.process import ForeignLog, count_steps, trained_s
 from hpc_gpt.trainer.program.signs_of_life import ForeignHeartbeat, Processes
 from hpc_gpt.trainer.supervision.ending import end_of_sigterm, write_end
 from hpc_gpt.trainer.supervision.heartbeat import LEAVING, SAVING, Heartbeat
