@@ -215,7 +215,7 @@ COLUMNS = (
 )  # fmt: skip
 # By their first keys.
 _USUAL = frozenset(
-    ("name", "tp", "gpus", "params", "global_batch", "step_s", "tokens_per_s", "tokens_per_s_gpu", "tflops_model",
+    ("tp", "gpus", "params", "global_batch", "step_s", "tokens_per_s", "tokens_per_s_gpu", "tflops_model",
      "mfu", "memory_allocated_gib", "loss_first", "ended")
 )  # fmt: skip
 _LEAST_FILLED = 0.1  # share of the rows that have a value
@@ -224,8 +224,8 @@ _LEAST_FILLED = 0.1  # share of the rows that have a value
 def usual_columns(records: Sequence[Record]) -> list[Column]:
     """The columns that a terminal, a page and a pipe show: the run, the keys that sweeps vary, and the usual columns
     that a tenth of the records fill."""
-    run, *others = filled([column for column in COLUMNS if column.keys[0] in _USUAL], records, _LEAST_FILLED)
-    return [run, *varied_columns(records), *others]
+    others = [column for column in COLUMNS[1:] if column.keys[0] in _USUAL]
+    return [COLUMNS[0], *varied_columns(records), *filled(others, records, _LEAST_FILLED)]
 
 
 def records_text(

@@ -38,7 +38,7 @@ def test_a_terminal_gets_a_table_with_the_run_first(logs):
     heading, row, *notes = written(60, *words, NO_COLOR="1").splitlines()
     assert heading.split() == ["Run", "Layout", "Loss", "Ended"]
     assert (row.startswith("2026"), max(map(len, (heading, row, *notes))) <= 60) == (True, True)
-    every = written(300, *words, "--columns", "all", NO_COLOR="1").splitlines()[0]
+    every = written(400, *words, "--columns", "all", NO_COLOR="1").splitlines()[0]
     assert [each for each in piped.splitlines()[0].split("  ") if each.strip() not in every] == []
     assert {"Seq", "Skipped", "Config"} < {*every.split()}, "what else has a value"
 

@@ -40,7 +40,7 @@ from hpc_gpt.report.page.run_table import (
 )
 from hpc_gpt.report.page.summary import ends_of, failures_by_cause, gpu_hours_of
 from hpc_gpt.report.svg import Svg, number, safe
-from hpc_gpt.report.tables import as_block, usual_columns, varied_columns
+from hpc_gpt.report.tables import as_block, usual_columns
 
 # Above these numbers the page says less, so that it stays a few megabytes.
 SOURCED_RUNS = 60  # whose cells have the sources of their figures
@@ -136,8 +136,7 @@ def _table(runs: Sequence[RunRead], shorts: Sequence[str]) -> dict[str, Any]:
     """The table of the runs under the template's names. `kinds`: the class of each column; that of one which is not
     shown at first has an x."""
     headings, lines = table_of(runs, shorts, sources=len(runs) <= SOURCED_RUNS)
-    records = [run.record for run in runs]
-    shown = {heading.keys[0] for heading in (*usual_columns(records), *varied_columns(records))}
+    shown = {heading.keys[0] for heading in usual_columns([run.record for run in runs])}
     kinds = []
     for heading in headings:
         is_shown = heading.keys[0] in shown

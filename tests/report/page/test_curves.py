@@ -97,7 +97,7 @@ def test_memory_and_a_rate_the_script_cannot_compute_are_there():
         assert one["seconds"] == seconds
 
 
-def test_groups_are_models_sweeps_experiments_the_newest_first():
+def test_groups_are_models_sweeps_experiments_most_runs_first():
     """Not those of one run, nor what differs in runs of several sweeps; of what a sweep varies at most three keys."""
     runs = []
     of_each = ((1e6, "a", 0, "1"), (1e6, "b", 1, "3"), (2e6, "b", 1, "2"), (None, "c", 0, "4"), (2e6, "c", 0, "0"))
@@ -114,10 +114,11 @@ def test_groups_are_models_sweeps_experiments_the_newest_first():
         runs.append(RunRead(Record(params=params, seq=8, name=name, started=started, settings=settings)))
     sizes = [f"{size}.0M parameters, sequence 8" for size in (1, 2)]
     assert groups_of(runs) == [
-        RunGroup("model", sizes[0], (0, 1)), RunGroup("model", sizes[1], (2, 4, 5)),
+        RunGroup("model", sizes[1], (2, 4, 5)), RunGroup("model", sizes[0], (0, 1)),
+        RunGroup("model", "runs of an unknown model", (3,)),
         RunGroup("sweep", "sweep s1", (1, 2), ("train.lr", "train.seed", "train.wd")),
         RunGroup("experiment", "experiment c", (3, 4)),
-        RunGroup("all", "all runs", (0, 1, 2, 3, 4, 5)), RunGroup("model", "runs of an unknown model", (3,)),
+        RunGroup("all", "all runs", (0, 1, 2, 3, 4, 5)),
     ]  # fmt: skip
     values = [
         replace(run.record, settings={"a": at % 2, "b": at, "c": at // 3, "d": at}) for at, run in enumerate(runs)

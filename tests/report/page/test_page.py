@@ -105,7 +105,7 @@ def test_no_words_of_a_log_add_a_tag(words):
 
 
 def test_what_cannot_be_shown_becomes_a_sign_in_utf8():
-    record = megatron(name="a\x00b\x1b[31m\ud800\u202egnp.exe\x85", flags=["x" * 100_000])
+    record = megatron(run="a\x00b\x1b[31m\ud800\u202egnp.exe\x85", flags=["x" * 100_000])
     page = build_page([RunRead(record)])
     assert len(page.encode()) < 60_000
     assert not re.search("[\x00\x1b\u202e\x85]", page)
@@ -171,7 +171,7 @@ def test_the_title_has_the_folder_and_the_day():
     page = build_page(runs)
     assert '<h1>logs <span class="brief">2 runs · newest 2021-05-27</span></h1>' in page
     assert "<title>logs · 2 runs · newest 2021-05-27 · hpc-gpt report</title>" in page
-    assert '<h1>meg_gpt2_perf_n16/a <span class="brief">2021-05-27</span></h1>' in build_page(runs[:1])
+    assert '<h1>a <span class="brief">2021-05-27</span></h1>' in build_page(runs[:1])
     assert "<h1>2 runs</h1>" in build_page([RunRead(Record()), RunRead(Record())])
 
 
