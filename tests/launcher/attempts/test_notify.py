@@ -120,7 +120,7 @@ def test_only_the_events_that_are_asked_for_are_told(tmp_path: Path) -> None:
     ("command", "said"),
     [
         ("echo no mail here >&2; exit 3", "notify: failed: the command ended with exit code 3: no mail here\n"),
-        ("kill -9 $$", "notify: failed: the command ended with signal 9\n"),
+        ("kill -9 $$", "notify: failed: the command ended with SIGKILL (exit code -9)\n"),
         (["no-such-mail"], "notify: failed: no-such-mail cannot be started: No such file or directory\n"),
         ("true", ""),
         ("printf 'no hf_%020d' 7; false", "notify: failed: the command ended with exit code 1: no [removed]\n"),

@@ -37,7 +37,7 @@ def last(text: str) -> LastLines:
         ("loading", 137, ("error", f"a.out on {HERE} {KILLED}", True)),
         ("loading", -6, ("error", f"a.out on {HERE} was ended by SIGABRT", True)),
         ("loading", 139, ("error", "a.out ended with exit code 139", True)),
-        ("loading", -70, ("error", "a.out ended with signal 70", True)),
+        ("loading", -70, ("error", "a.out ended with exit code -70", True)),
         ("KeyError: 'a'\nValueError:  b \nbye", 1, ("error", "ValueError: b", False)),
         ("ValueError: b\nfit.py: error: no x\n", 2, ("user_error", "no x", False)),
         ("fit.py: error: no x\nValueError\n", 2, ("error", "ValueError", False)),
