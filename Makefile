@@ -67,6 +67,7 @@ torch-2.9: .venv/.ready-test
 
 bench: .venv/.ready-test
 	@$(BIN)/python tests/benchmarks/start_up.py
+	@$(BIN)/python -m tests.benchmarks.walk
 	@$(BIN)/python tests/benchmarks/processes.py
 	@$(BIN)/python tests/benchmarks/read_logs.py
 	@$(BIN)/python tests/benchmarks/plan.py

@@ -6,12 +6,12 @@ import click
 
 from hpc_gpt.cli.submit_answer import (
     NOTHING_DONE,
-    Answer,
+    AnswerParts,
     SubmitOptions,
-    answer_of,
     print_lines,
     print_start,
     print_submitted,
+    submitted_part,
     would_run,
 )
 from hpc_gpt.core.errors import ConfigError, JobFailed
@@ -27,7 +27,7 @@ from hpc_gpt.reader.records import BENCH_FILE
 from hpc_gpt.report.bench_table import file_text
 
 
-def submit_race(request: Request, sizes: Mapping[str, int | None], options: SubmitOptions) -> Answer:
+def submit_race(request: Request, sizes: Mapping[str, int | None], options: SubmitOptions) -> AnswerParts:
     """Submits a race. `sizes`: the values of --rounds, --steps and --top."""
     if request.row and not request.grid:
         raise ConfigError(f"--race and --row {request.row} exclude each other", f"leave --row {request.row} out")
@@ -43,7 +43,7 @@ def submit_race(request: Request, sizes: Mapping[str, int | None], options: Subm
         return
     print_lines(prepared.lines)
     submitted = queue_race(prepared, logs)
-    yield answer_of(submitted, options.wait)
+    yield submitted_part(submitted, options.wait)
     interrupts = print_submitted(submitted, options.wait)
     if options.wait:
         failed = None

@@ -54,7 +54,7 @@ class LeftOut:
 
 
 # The parts of an answer, each as soon as it is known, since the submission may fail or be interrupted after it.
-Answer = Iterator[AnsweredRun | LeftOut]
+AnswerParts = Iterator[AnsweredRun | LeftOut]
 
 
 def would_run(resolved: Resolved, prediction: Prediction | None = None) -> AnsweredRun:
@@ -77,7 +77,7 @@ def answered_run(
     return AnsweredRun(_tables(resolved) | its_job | {"waits": waits or None}, run, sweep, followed)
 
 
-def answer_of(submitted: SubmittedRun, followed: bool) -> AnsweredRun:
+def submitted_part(submitted: SubmittedRun, followed: bool) -> AnsweredRun:
     """The part of an answer on a submitted run and its job, as `answered_run` makes it."""
     run = submitted.run
     return answered_run(

@@ -12,14 +12,14 @@ import click
 from hpc_gpt.cli.options import on_command_line
 from hpc_gpt.cli.submit_answer import (
     NOTHING_DONE,
-    Answer,
     AnsweredRun,
+    AnswerParts,
     SubmitOptions,
-    answer_of,
     print_lack_of_files,
     print_lines,
     print_start,
     print_submitted,
+    submitted_part,
     would_run,
 )
 from hpc_gpt.core.errors import ConfigError
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class _Started:
+class _Outcome:
     """A run that was submitted, or would be: its part of the answer, and the function to call after that is given."""
 
     part: AnsweredRun
@@ -60,12 +60,12 @@ def submit_one(
     from_start: bool,
     yes: bool,
     options: SubmitOptions,
-) -> Answer:
+) -> AnswerParts:
     """Submits one run, or resumes the run `resume`, or branches from `branch`; with --wait follows it to its end."""
     if resume is not None:
-        started = _resume(resume, request, from_start, options)
+        outcome = _resume(resume, request, from_start, options)
     elif branch is not None:
-        started = _branch(branch, request, options)
+        outcome = _branch(branch, request, options)
     else:
         prepared = prepare(request, queueing=not options.dry, faster=True)
         if not (options.dry or yes or request.names_experiment or request.sized):
@@ -77,14 +77,14 @@ def submit_one(
 
             yield from submit_elements(prepared, options)
             return
-        started = _submit(prepared, None, options, said)
-    yield started.part
-    started.follow()
+        outcome = _submit(prepared, None, options, said)
+    yield outcome.part
+    outcome.follow()
 
 
 def _submit(
     prepared: PreparedRun, parent: Parent | None, options: SubmitOptions, said: frozenset[str] | None = None
-) -> _Started:
+) -> _Outcome:
     """Submits a new run, which resumes from `parent` if there is one. `said`: the lines of the last submission, if
     they were read."""
     logs = logs_folder()
@@ -95,16 +95,16 @@ def _submit(
 
         rows, notes = overview(prepared, logs), prediction_lines(prepared, logs)
         part = would_run(prepared.resolved, prepared.prediction)
-        return _Started(part, lambda: _show(prepared.resolved, prepared.script, rows, options, notes))
+        return _Outcome(part, lambda: _show(prepared.resolved, prepared.script, rows, options, notes))
     said = notes_said(prepared.resolved, logs) if said is None else said
     elements = prepared.job_script.array if prepared.job_script is not None else ()
     print_lack_of_files([prepared.resolved] * max(1, len(elements)))
     submitted = submit_run(prepared, logs, parent, options.now)
     print_lines(without_said(prediction_lines(prepared, logs), said))
-    return _submitted(submitted, options)
+    return _outcome_of(submitted, options)
 
 
-def _submitted(submitted: SubmittedRun, options: SubmitOptions) -> _Started:
+def _outcome_of(submitted: SubmittedRun, options: SubmitOptions) -> _Outcome:
     def follow() -> None:
         interrupts = print_submitted(submitted, options.wait)
         if options.wait:
@@ -113,7 +113,7 @@ def _submitted(submitted: SubmittedRun, options: SubmitOptions) -> _Started:
             wait_for(submitted.run, interrupts)
             _print_record(submitted.run)
 
-    return _Started(answer_of(submitted, options.wait), follow)
+    return _Outcome(submitted_part(submitted, options.wait), follow)
 
 
 def _check_now(now: bool, resolved: Resolved) -> None:
@@ -132,7 +132,7 @@ def _print_record(run: RunFolder) -> None:
     print_record(refresh_record(run))
 
 
-def _start(resumption: SameRun, options: SubmitOptions) -> _Started:
+def _resume_same(resumption: SameRun, options: SubmitOptions) -> _Outcome:
     """Starts the job.sh of an existing run."""
     run, resolved = resumption.run, resumption.resolved
     _check_now(options.now, resolved)
@@ -145,8 +145,8 @@ def _start(resumption: SameRun, options: SubmitOptions) -> _Started:
             *summary_rows(resolved),
             ("would run", f"the run's own {from_here(run.job_script)}"),
         ]
-        return _Started(would_run(resolved), lambda: _show(resolved, text, rows, options))
-    return _submitted(resumption.start(options.now), options)
+        return _Outcome(would_run(resolved), lambda: _show(resolved, text, rows, options))
+    return _outcome_of(resumption.start(options.now), options)
 
 
 def _show(
@@ -194,7 +194,7 @@ def _ask_first(prepared: PreparedRun, request: Request) -> None:
         click.get_current_context().exit(1)
 
 
-def _resume(name: str, request: Request, from_start: bool, options: SubmitOptions) -> _Started:
+def _resume(name: str, request: Request, from_start: bool, options: SubmitOptions) -> _Outcome:
     """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
     a new run without a checkpoint."""
     from hpc_gpt.core.runs.branches import reading
@@ -207,10 +207,10 @@ def _resume(name: str, request: Request, from_start: bool, options: SubmitOption
         print_lines(resumption.notes)
         if isinstance(resumption, NewRun):
             return _submit(resumption.prepared, resumption.parent, options)
-        return _start(resumption, options)
+        return _resume_same(resumption, options)
 
 
-def _branch(text: str, request: Request, options: SubmitOptions) -> _Started:
+def _branch(text: str, request: Request, options: SubmitOptions) -> _Outcome:
     """Submits a new run from a checkpoint of the run that `text` names."""
     from hpc_gpt.launcher.branching import prepare_branch, split_branch
 

@@ -8,7 +8,7 @@ import click
 
 from hpc_gpt.cli.submit_answer import (
     NOTHING_DONE,
-    Answer,
+    AnswerParts,
     LeftOut,
     SubmitOptions,
     answered_run,
@@ -58,7 +58,7 @@ def with_axes(request: Request, texts: Sequence[str], most: int) -> Request:
     return replace(request, overrides=overrides, grid=axes)
 
 
-def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, options: SubmitOptions) -> Answer:
+def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, options: SubmitOptions) -> AnswerParts:
     """Queues every row that can run, and prints the outcome of each; on this machine runs them all."""
     prepared, logs = prepare_sweep(request, queueing=not options.dry, skip_unfit=skip_unfit), logs_folder()
     try:
@@ -102,7 +102,7 @@ def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, o
         )
 
 
-def submit_elements(prepared: PreparedRun, options: SubmitOptions) -> Answer:
+def submit_elements(prepared: PreparedRun, options: SubmitOptions) -> AnswerParts:
     """Submits a job script that is an array as one array; on this machine runs its elements one after the other."""
     is_local, rows = prepared.resolved.cluster.scheduler == "local", list[PreparedRun]()
     if is_local:
@@ -117,7 +117,7 @@ def submit_elements(prepared: PreparedRun, options: SubmitOptions) -> Answer:
         _follow_sweep(sweep, options.wait)
 
 
-def _queued(sweep: SubmittedSweep, followed: bool) -> Answer:
+def _queued(sweep: SubmittedSweep, followed: bool) -> AnswerParts:
     """The parts of an answer on the runs of a sweep that were queued, and on the rows that were refused."""
     for job in sweep.jobs:
         for run in job.runs:
@@ -183,7 +183,7 @@ def _print_sweep(sweep: SubmittedSweep, wait: bool) -> None:
         click.echo(f"next: hpc-gpt status {sweep.id}", err=True)
 
 
-def _run_here(sweep: SubmittedSweep, rows: Sequence[PreparedRun], names: Sequence[str] | None = None) -> Answer:
+def _run_here(sweep: SubmittedSweep, rows: Sequence[PreparedRun], names: Sequence[str] | None = None) -> AnswerParts:
     """Runs the rows one after the other, also after a failure; Ctrl-C ends the current row and the sweep. `names` are
     the names of the links to the runs, their numbers unless given."""
     queue_locally(sweep, names)

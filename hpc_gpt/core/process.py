@@ -223,7 +223,7 @@ def no_collections() -> Iterator[None]:
             gc.enable()
 
 
-def answer_of(limit_s: float, *command: str) -> tuple[int | None, str, str]:
+def run_in_time(limit_s: float, *command: str) -> tuple[int | None, str, str]:
     """Returns (exit code, standard output, standard error) of a command; (None, empty, why) if it takes longer than
     `limit_s` or cannot start. A driver in trouble lets no signal end the process, so nobody waits for it after its
     kill."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from hpc_gpt.core.formulas import GIB
-from hpc_gpt.core.process import answer_of
+from hpc_gpt.core.process import run_in_time
 from hpc_gpt.core.runs.heartbeats import GpuFigures
 from hpc_gpt.core.settings.devices import product_of_pci
 
@@ -195,7 +195,7 @@ def _json_of(limit_s: float, *command: str) -> Any:
     """The JSON that a tool prints, after any lines of warning; None if there is none."""
     if shutil.which(command[0]) is None:
         return None
-    shown = answer_of(limit_s, *command)[1]
+    shown = run_in_time(limit_s, *command)[1]
     for start in _starts(shown):
         with contextlib.suppress(ValueError):
             return json.JSONDecoder().raw_decode(shown, start)[0]

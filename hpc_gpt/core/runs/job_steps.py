@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpc_gpt.core.process import answer_of, name_of, start_time
+from hpc_gpt.core.process import name_of, run_in_time, start_time
 
 _LIST_S, _ASK_S = 5.0, 20.0
 _COST = 50  # the listings take at most a 50th of the time
@@ -76,7 +76,7 @@ def _scontrol(*words: str) -> list[str]:
     """The lines that scontrol prints. Without a configuration it would search one for a minute."""
     if not os.path.exists(os.environ.get("SLURM_CONF") or "/"):
         return []
-    return answer_of(_ASK_S, "scontrol", *words)[1].splitlines()
+    return run_in_time(_ASK_S, "scontrol", *words)[1].splitlines()
 
 
 class StartedSteps:

@@ -20,7 +20,7 @@ from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.files import read_json, write_once
 from hpc_gpt.core.format import and_more
-from hpc_gpt.core.process import answer_of
+from hpc_gpt.core.process import run_in_time
 from hpc_gpt.core.runs.amd_gpus import list_amd_gpus
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.resolved import Resolved
@@ -178,7 +178,7 @@ def _ask_nvidia(limit_s: float) -> tuple[list[dict[str, Any]], str]:
     if shutil.which("nvidia-smi") is None:
         return [], ""
     query = "--query-gpu=name,memory.total,driver_version,index,uuid"
-    code, shown, errors = answer_of(limit_s, "nvidia-smi", query, "--format=csv,noheader,nounits")
+    code, shown, errors = run_in_time(limit_s, "nvidia-smi", query, "--format=csv,noheader,nounits")
     if code is None:
         return [], errors
     cards, messages = list[dict[str, Any]](), errors.split()
@@ -212,7 +212,7 @@ def has_gpus() -> bool:
 def list_instances() -> dict[str, str]:
     """{UUID of an instance of a GPU (MIG): UUID of the GPU}, as nvidia-smi lists them."""
     instances, card = dict[str, str](), ""
-    for line in answer_of(_PATIENCE_S, "nvidia-smi", "-L")[1].splitlines():
+    for line in run_in_time(_PATIENCE_S, "nvidia-smi", "-L")[1].splitlines():
         uuid = re.search(r"\(UUID: ([^)\s]+)\)", line)
         if uuid is not None and line.startswith("GPU "):
             card = uuid[1]
