@@ -368,7 +368,7 @@ def _search_layout(
 
 
 def _kept(best: Sequence[Candidate], keep: int) -> list[Candidate]:
-    """The first `keep` of a layout, and its fastest, with which other layouts are compared."""
+    """The `keep` best candidates of a layout, and its fastest one, with which other layouts are compared."""
     fastest, kept = fastest_of(best), [*best[:keep]]
     return kept if any(candidate is fastest for candidate in kept) else [*kept, fastest]
 

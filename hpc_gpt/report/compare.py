@@ -328,7 +328,7 @@ SETTING_KEYS = (
     "global_batch", "seq", "params", "params_active", "hidden", "layers", "heads", "vocab", "recompute", "dtype",
     "matmul", "attention_used",
 )  # fmt: skip
-# Our own runs have these in `settings` as well.
+# Keys in `settings` of our own runs whose values the record's columns have as well.
 _TWICE = frozenset(("engine.name", "engine.zero_stage", "engine.recompute", "train.dtype", "train.matmul"))
 # Measured figures that other programs' logs have among their settings.
 _FIGURES = frozenset(("timers_ms",))

@@ -121,7 +121,7 @@ class RunStatus:
     still: str | None = None
     """Since when a program that is not ours has made no step, and what its watch does about it."""
     removed_pid: int | None = None
-    """Its process on this machine, if its folder was removed while it runs."""
+    """The process of a run that still runs on this machine, while its folder is gone."""
     slow: str | None = None
     """A line on the ranks of its last attempt that compute slowly."""
 

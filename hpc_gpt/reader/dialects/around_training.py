@@ -63,7 +63,7 @@ _EARLY = rf"\bearly[ -]stopp(?:ing|ed)\b.{{0,60}}?\b(?:at|after) {_STEP_SAID}"
 
 
 def _option(literal: str, names: str, field: str) -> Pattern:
-    """A whole `--name N` or `--name=N`: not `--nnodes 1:4`, not a shell variable. A cut shows: something always follows."""
+    """A whole `--name N` or `--name=N`: not `--nnodes 1:4`, not a shell variable, no cut number at the end of a line."""
     return Pattern("fact", rf"(?<!\S)--(?:{names})[ =](?P<{field}>\d{{1,7}})(?=[\s'\"\\])", literal=literal)
 
 

@@ -268,7 +268,7 @@ def add_measured(facts: Facts, steps: LogSteps) -> None:
 
 
 def _consumed(steps: LogSteps, name: str, over: str) -> StepColumn:
-    """What is consumed between two lines over the difference in `over`; empty if a line does not say it."""
+    """What is consumed between two lines, divided by the difference in `over`; empty if a line lacks one of them."""
     if name not in steps or over not in steps:
         return np.zeros(0)
     consumed, apart = np.diff(steps[name]), np.diff(steps[over])

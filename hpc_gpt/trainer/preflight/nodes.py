@@ -316,7 +316,10 @@ def _nodes_line(run: RunFolder, number: int, nodes: Sequence[str], command: Sequ
 
 
 def _watch_script_node(attempt: Attempt, nodes: Sequence[str], chosen: Sequence[str], command: Sequence[str]) -> None:
-    """Starts script_node on another node than the script's, preferably with ranks; the next attempt starts it again."""
+    """Starts script_node, which watches the node of the script, on another node: if possible on one with ranks.
+
+    Every attempt starts it again.
+    """
     script = first_host(attempt.started().get("node_list"))
     others = [node for node in (*chosen, *nodes) if node != script]
     where = placed(command, others[:1], 1, "--overlap")

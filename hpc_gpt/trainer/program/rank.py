@@ -179,7 +179,7 @@ class ForeignRank:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            process_group=0,  # `kill 0` in its traps is for its own processes, not for this one
+            process_group=0,  # so `kill 0` in a program's trap does not end this process
             pass_fds=gpu_locks(),
         )
         self._tree.add(self._process.pid)
