@@ -253,6 +253,7 @@ def test_nothing_imports_a_verb():
     parts = ("submitting", "sweeping", "racing")
     apart = {("cli.submit", f"cli.{part}") for part in (*parts, "submit_answer")} | {("cli.submitting", "cli.sweeping")}
     apart |= {(f"cli.{part}", "cli.submit_answer") for part in parts}
+    apart.add(("cli", "cli.on_host"))  # sends a verb elsewhere
     found = {
         (module, own_module(name))
         for module, path in MODULES.items()

@@ -1,5 +1,6 @@
 """The command hpc-gpt. Each verb is a module of this package: it parses, calls and prints."""
 
+import contextlib
 import functools
 import importlib
 import itertools
@@ -151,6 +152,7 @@ def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> Non
 @click.option(
     "--version", "-V", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Print the version."
 )
+@click.option("--host", metavar="NAME", expose_value=False, help="Run the verb on NAME, by ssh; '' is this machine.")
 @click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback with an error.")
 @click.option("--no-color", is_flag=True, expose_value=False, help="No colour; NO_COLOR does the same.")
 def group() -> None:
@@ -185,10 +187,42 @@ def main(arguments: list[str] | None = None) -> None:
     sys.exit(_run(line, debug))
 
 
+def _host(line: list[str]) -> str:
+    """The host on which the verb is to run, empty for this machine; takes --host off the line. The default is
+    HPC_GPT_HOST, else `host` of config.toml. What every shell asks needs none."""
+    name = os.environ.get("HPC_GPT_HOST")
+    while line and line[0].partition("=")[0] == "--host":
+        word = line.pop(0)
+        name = word.partition("=")[2] if "=" in word else line.pop(0) if line else ""
+    if not line or line[0].startswith("-") or line[0] in ("completion", "help") or "--help" in line:
+        return ""
+    if name is None:
+        from hpc_gpt.core.files import config_dir
+
+        with contextlib.suppress(OSError, ValueError):  # what reads its other keys names the fault
+            text = (config_dir() / "config.toml").read_text(encoding="utf-8")
+            if "host" in text:  # else it is not parsed here
+                import tomllib
+
+                name = str(tomllib.loads(text).get("host", ""))
+    return name or ""
+
+
 def _run(arguments: list[str], debug: bool) -> int:
-    if "_HPC_GPT_COMPLETE" in os.environ:
+    if completes := "_HPC_GPT_COMPLETE" in os.environ:
         importlib.import_module("hpc_gpt.cli.completion")  # registers the class that answers bash
     try:
+        if host := _host(os.environ.get("COMP_WORDS", "").split()[1:] if completes else arguments):
+            from hpc_gpt.cli.on_host import OnHost
+
+            there = OnHost(host)
+            verb = group.get_command(click.Context(group), arguments[0]) if arguments else None
+            return there.complete() if completes else there.run(arguments, ["--debug"] * debug, verb)
+        if arguments[:1] == [f"--from-host={__version__.rpartition('.')[0]}"]:
+            from hpc_gpt.core.ssh import watch_connection
+
+            watch_connection()
+            del arguments[0]
         with at_work("--json" in arguments):
             code = group.main(args=arguments, prog_name="hpc-gpt", standalone_mode=False)
         sys.stdout.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import click
@@ -38,7 +39,7 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
     or waits keeps everything, and so does one that may: if Slurm does not answer, its state is not known. RUN is as for
     stop, or a folder of runs. Exit 2 if a named RUN trains, waits or may; 1 if a file could not be removed.
     """
-    from hpc_gpt.launcher.watch.clean import CleanRules, look
+    from hpc_gpt.launcher.watch.clean import CleanRules, look, remove_sent
     from hpc_gpt.launcher.watch.clean import clean as remove
 
     rules = CleanRules(_kept(keep), _seconds(older))
@@ -52,6 +53,8 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
             again = f"hpc-gpt status {room.run.run_id} once Slurm answers says whether it has ended"
             hint = f"hpc-gpt stop {room.run.run_id} first, or wait for its end" if room.state in LIVE else again
             raise UserError(f"run {room.run.run_id} is not cleaned: {room.refused}", hint)
+    if yes:
+        remove_sent(logs_folder(), time.time())
     done: list[RunRoom] = []
     with progress_as_json(as_json):
         for room in rooms:

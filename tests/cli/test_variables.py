@@ -61,7 +61,8 @@ def test_what_it_refuses_nothing_for_is_rendered():
 
 
 def test_what_our_own_scripts_jobs_and_tests_set_is_known():
-    set_ = dict.fromkeys(OWN_VARIABLES, "1") | {"HPC_GPT_CLUSTER": "generic-slurm", "HPC_GPT_EXPERIMENT": "demo"}
+    set_ = dict.fromkeys(OWN_VARIABLES, "1")
+    set_ |= {"HPC_GPT_CLUSTER": "generic-slurm", "HPC_GPT_EXPERIMENT": "demo", "HPC_GPT_HOST": ""}
     assert in_process("render", environment=set_).stderr == "not predicted: profile generic-slurm names no device\n"
     options = {
         PREFIX + name for verb in ("render", "submit") for each in options_of(verb) for name in variables_of(each)

@@ -25,6 +25,7 @@ from tests.made_runs import add_attempt, make_run, metrics_line
 COMMANDS = shown("hpc-gpt")
 # {how a command begins: why no test here runs it}
 NOT_RUN = {
+    "--host": "needs sshd: tests/cli/test_on_host.py",
     "submit --resume": "needs a run with a checkpoint: tests/cli/test_resuming.py",
     "submit --branch": "the same: tests/cli/test_branching.py",
     "submit big.toml": "what init writes, with tokens: tests/cli/test_init.py",
@@ -67,6 +68,7 @@ def test_every_shown_command_parses(page, words, tmp_path, monkeypatch):
         (tmp_path / "train.slurm").write_text("#!/bin/bash\n")
         monkeypatch.chdir(tmp_path)
     ctx, command, bare = click.Context(cli.group, **cli.group.context_settings), cli.group, len(words) == 1
+    words = words[2:] if words[:1] == ("--host",) else words
     while isinstance(command, click.Group) and words:
         _, command, words = command.resolve_command(ctx, list(words))  # raises UserError for an unknown verb
     if not bare:
@@ -173,6 +175,11 @@ def test_every_toml_shown_is_read_by_what_reads_it(page, text, place, tmp_path):
     if {*tables} - {"extends"} <= {each.name for each in fields(ClusterProfile)}:
         (tmp_path / "site.toml").write_text(text)
         assert load_profile(str(tmp_path / "site.toml")).name == "site"
+        return
+    if {*tables} <= {"cluster", "host", "hosts"}:
+        (config := tmp_path / "config").mkdir()
+        (config / "config.toml").write_text(text)
+        assert in_process("profile", "list", environment={"HPC_GPT_CONFIG": str(config), "HPC_GPT_HOST": ""}).code == 0
         return
     if not isinstance(tables.get("command", {}), dict):
         text = f"[notify]\n{text}"  # the key alone

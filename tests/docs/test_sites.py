@@ -1,11 +1,8 @@
 """docs/sites.md: what it says of sites is tried here, as far as this machine has it."""
 
-import json
 import os
-import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,11 +19,9 @@ from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.launcher.local.gpus import needed, take_for, waiting
 from tests.cli.command import error_of, hpc_gpt, in_process
 from tests.conftest import REPOSITORY
-from tests.docs.pages import blocks
 from tests.launcher.local.conftest import SMALL, ended, newest, status_of
 from tests.made_runs import add_attempt, make_run, metrics_line
 from tests.programs import ran
-from tests.waiting import wait_for
 
 PAGE = "docs/sites.md"
 ALONE = ("--gpus", "1", "--tp", "1")
@@ -35,97 +30,6 @@ needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root")
 
 def needs(program: str, package: str):
     return pytest.mark.skipif(shutil.which(program) is None, reason=f"needs {program} of Debian's {package}")
-
-
-# --- from a laptop, by ssh
-
-
-@pytest.fixture
-def laptop(tmp_path, monkeypatch) -> Iterator[Path]:
-    """A folder with an `ssh` whose host `login` is this machine, where hpc-gpt is in the PATH."""
-    there, here = tmp_path / "login", tmp_path / "laptop"
-    there.mkdir()
-    here.mkdir()
-    (there / "hpc-gpt").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m hpc_gpt "$@"\n')
-    (there / "hpc-gpt").chmod(0o755)
-    for name in ("host", "user"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", here / name], check=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    own = {name: value for name, value in os.environ.items() if name.startswith("HPC_GPT_")}
-    own |= {"PATH": f"{there}:/usr/bin:/bin", "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1"}
-    options = {"Port": port, "ListenAddress": "127.0.0.1", "HostKey": here / "host", "PidFile": "none",
-               "AuthorizedKeysFile": here / "user.pub", "StrictModes": "no", "UsePAM": "no",
-               "SetEnv": " ".join(f"{name}={value}" for name, value in own.items())}  # fmt: skip
-    (there / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in options.items()))
-    if os.getuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)
-    daemon = subprocess.Popen([shutil.which("sshd"), "-D", "-e", "-f", there / "sshd_config"], stderr=subprocess.PIPE)
-    config = f"Host login\nHostName 127.0.0.1\nPort {port}\nIdentityFile {here / 'user'}\nLogLevel ERROR\n"
-    config += "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nIdentitiesOnly yes\n"
-    (here / "config").write_text(config)
-    (here / "ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {here}/config "$@"\n')
-    (here / "ssh").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{here}:{os.environ['PATH']}")
-    wait_for("sshd", lambda: daemon.poll() is not None or socket.socket().connect_ex(("127.0.0.1", port)) == 0)
-    assert daemon.poll() is None, daemon.stderr.read()
-    yield here
-    daemon.terminate()
-    daemon.wait()
-
-
-def shell(laptop: Path, line: str) -> subprocess.CompletedProcess[str]:
-    """A line of bash on the laptop, whose ~/.bashrc has the page's functions."""
-    (functions,) = blocks(PAGE, "bash")
-    line = f"{functions}\n{line}"
-    return ran("bash", "-c", line, cwd=laptop)
-
-
-@pytest.mark.long
-@needs("sshd", "openssh-server")
-@needs("ssh", "openssh-client")
-def test_the_commands_of_the_page_and_its_functions_by_ssh(laptop):
-    run = make_run(logs_dir())
-    add_attempt(run, [metrics_line(step) for step in range(1, 4)], ended="done").log.write_text('it\'s the "log"\n')
-    shown = [line for line in blocks(PAGE, "sh")[0].splitlines() if not line.startswith("ssh -t")]
-    assert len(shown) == 3
-    for line in shown:
-        line = line.partition("  #")[0]
-        line = line.replace("--cluster mine", "--cluster local --dry-run") + (" | cat" if "|" not in line else "")
-        if "jq" in line and shutil.which("jq") is None:
-            line = line.partition(" | jq")[0]
-        done = shell(laptop, f"set -o pipefail; {line}")
-        assert done.returncode == 0, done.stderr
-        assert run.run_id in done.stdout or json.loads(done.stdout)["dry_run"] is True
-    rows = json.loads(shell(laptop, "hpc-gpt status --json").stdout)
-    assert run.run_id in json.dumps(rows)
-    # Words of the laptop arrive as they are, and so do exit codes.
-    nowhere = shell(laptop, "hpc-gpt logs 'no such $HOME run'")
-    assert nowhere.returncode == 5
-    assert nowhere.stderr.startswith("Error: no run 'no such $HOME run' under ")
-    for words, answer in (
-        (("hpc-gpt", "requ"), "requeue"),
-        (("hpc-gpt", "logs", run.run_id[:6]), run.run_id),
-        (("hpc-gpt", "submit", "dem"), "demo"),
-    ):
-        given = f"COMP_WORDS=({shlex.join(words)}); COMP_CWORD={len(words) - 1}; _hpc_gpt_there"
-        done = shell(laptop, f'{given}; printf "%s\\n" "${{COMPREPLY[@]}}"')
-        assert answer in done.stdout.split(), done
-
-
-@pytest.mark.long
-@needs("sshd", "openssh-server")
-@needs("ssh", "openssh-client")
-def test_a_run_outlives_the_connection_that_submitted_it(laptop):
-    words = shlex.join([*SMALL, *ALONE, "--set", "train.steps=100000", "--json"])
-    done = shell(laptop, f"hpc-gpt submit {words}")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["runs"][0]["run"] == newest().run_id
-    wait_for("a step", lambda: (status_of(newest()).step or 0) > 1)
-    stopped = shell(laptop, f"hpc-gpt stop {newest().run_id} --wait")
-    assert stopped.returncode == 0, stopped.stderr
-    assert ended(newest()).state == "stopped"
 
 
 # --- nodes without internet

@@ -20,7 +20,7 @@ from typing import Any
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.ends.state import slurm_state
 from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
-from hpc_gpt.core.files import logs_folder, user_name
+from hpc_gpt.core.files import logs_folder, read_text, user_name
 from hpc_gpt.core.format import show_duration, some
 from hpc_gpt.core.runs.branches import waits_for_parent
 from hpc_gpt.core.runs.checkpoints import (
@@ -240,6 +240,17 @@ def clean(run: RunFolder, rules: CleanRules, say: Callable[[str], object]) -> Ru
         named = ", ".join(halves[:3])
         room.fault = f"{named} could not be removed: do they belong to another user, or does the disk refuse it?"
     return room
+
+
+def remove_sent(logs: Path, now: float) -> None:
+    """Removes what `--host` has sent here, if that was 30 days ago or earlier and no run in `logs` names its folder."""
+    with contextlib.suppress(OSError):  # of another user, or not there
+        sent = (Path.home() / ".hpc-gpt" / "sent").iterdir()
+        old = [path for path in sent if path.stat().st_mtime < now - 30 * 86400]
+        named = "".join(map(read_text, logs.glob("*/*/provenance.json"))) if old else ""
+        for path in old:
+            if path.name not in named:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _remove_folder(run: RunFolder) -> None:
