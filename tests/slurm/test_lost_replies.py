@@ -15,7 +15,7 @@ from tests.slurm.launcher import AWAY, HELD, SINGLE, Job, Launcher
 
 # The controller stands still just as the request is sent. sbatch waits for 2 s.
 HUNG = """#!/bin/bash
-case " $* " in *" --test-only "*) exec {sbatch} "$@" ;; esac
+case " $* " in *" --test-only "* | *" --version "*) exec {sbatch} "$@" ;; esac
 kill -STOP {controller}
 SLURM_CONF={conf} exec {sbatch} "$@"
 """
