@@ -70,7 +70,8 @@ class Host:
         stdin, stdout and stderr. Ctrl-C goes to the process there, which decides what it means. If the reader of stdout
         leaves, it goes on there, unless it only `follows` a log."""
         if os.isatty(0) and os.isatty(1):
-            return subprocess.run(self.command(script, "-t"), check=False).returncode, True
+            quiet = "-oLogLevel=ERROR"  # else it says at the end that the connection is closed
+            return subprocess.run(self.command(script, "-t", quiet), check=False).returncode, True
         command, stdin = self.command(f"{_BEGIN}{script}", "-T"), subprocess.DEVNULL if os.isatty(0) else None
         process = subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, preexec_fn=_without_interrupts)
         pid: list[str] = []
