@@ -32,6 +32,7 @@ from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.checkpoints.folders import IT_IS_DAMAGED, REMOVE_IT, load_json
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles, map_file
 from hpc_gpt.trainer.model.tensor_parallel import Split
+from hpc_gpt.trainer.ranks import Peers
 
 INDEX, FORMAT = "states.json", 1
 # The kind of a parameter's elements that are its weight; the other kinds are the optimizer's states.
@@ -134,7 +135,7 @@ def put_states(files: RankFiles, held: Iterable[Held], about: Mapping[str, Any],
     peers, sent = files.peers, (keys, rows)
     if not peers.broadcast(all(peers.gather(sent == last.sent))):
         last.sent = None  # until rank 0 has the new places
-        last.parameters = _gather(files, keys, rows)
+        last.parameters = _gather(peers, keys, rows)
         last.sent = sent
     if peers.is_first:
         files.put_text(INDEX, show_index({"format": FORMAT, **about}, last.parameters))
@@ -147,12 +148,11 @@ def show_index(about: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
     return first + ',\n "parameters": {\n' + ",\n".join(lines) + "\n }\n}\n"
 
 
-def _gather(files: RankFiles, keys: Sequence[Key], rows: Sequence[tuple[int, ...]]) -> dict[str, Any]:
+def _gather(peers: Peers, keys: Sequence[Key], rows: Sequence[tuple[int, ...]]) -> dict[str, Any]:
     """The index's parameters on rank 0, from the places of all ranks. Collective.
 
     Mostly all ranks have the same keys. So a rank sends numbers, and only those keys that rank 0 lacks.
     """
-    peers = files.peers
     common = {key: number for number, key in enumerate(peers.broadcast(list(dict.fromkeys(keys))))}
     firsts = len(common)
     own = [key for key in dict.fromkeys(keys) if key not in common]

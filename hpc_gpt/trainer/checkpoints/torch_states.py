@@ -43,9 +43,11 @@ class TorchStates:
                         yield Held(share, kind, value)
 
     def numbers(self) -> dict[str, float]:
-        """The optimizer's states that are one number, the same for all parameters."""
-        states: dict[str, Tensor] = next(iter(self._optimizer.state.values()), {})
-        return {kind: float(value) for kind, value in states.items() if not value.ndim}
+        """The optimizer's states that are one number, the same for all parameters that have it."""
+        first: dict[str, Tensor] = {}
+        for states in self._optimizer.state.values():
+            first = {kind: value for kind, value in states.items() if not value.ndim} | first
+        return {kind: float(value) for kind, value in first.items()}
 
     @torch.no_grad()
     def load(self, saved: SavedStates) -> None:

@@ -22,8 +22,10 @@ ROWS, NUMBERS = 4, 1 << 22  # 67 MB of weights, and twice that of moments
 SHAPE = ModelShape(hidden=8, layers=1, heads=1)
 
 
-def made(device: str, value: float) -> tuple[TorchStates, list[nn.Parameter], torch.optim.Optimizer]:
-    weights = [torch.full((1, NUMBERS), value + number, device=device) for number in range(ROWS)]
+def made(
+    device: str, value: float, numbers: int = NUMBERS
+) -> tuple[TorchStates, list[nn.Parameter], torch.optim.Optimizer]:
+    weights = [torch.full((1, numbers), value + number, device=device) for number in range(ROWS)]
     parameters = [name_parameter(nn.Parameter(one), f"weight {number}") for number, one in enumerate(weights)]
     optimizer = torch.optim.AdamW(parameters, foreach=False)
     shares = [whole_share(one, SHAPE) for one in parameters]
@@ -53,6 +55,19 @@ def test_a_load_holds_nothing_beside_what_it_fills(device: str, tmp_path: Path) 
             assert torch.equal(one, then)
             assert states.state[one].keys() == optimizer.state[then].keys()
             assert all(torch.equal(states.state[one][key], value) for key, value in optimizer.state[then].items())
+
+
+def test_an_optimizer_may_keep_other_states_of_each_parameter(tmp_path: Path) -> None:
+    """As one does that moves matrices by one moment and the others by two."""
+    ours, parameters, optimizer = made("cpu", 1.0, 8)
+    optimizer.state[parameters[0]] = {"momentum": 2 * parameters[0].detach()}
+    optimizer.state[parameters[1]] = {"step": torch.tensor(3.0), "exp_avg": 3 * parameters[1].detach()}
+    assert ours.numbers() == {"step": 3.0}
+    put_states(files := RankFiles(), ours.held(), {"settings": {"layout.tp": 1}}, SavedIndex())
+    files.write(tmp_path)
+    saved = SavedStates(tmp_path)
+    assert [saved.kinds(f"weight {number}") for number in range(3)] == [["momentum"], ["exp_avg"], []]
+    assert torch.equal(saved.whole("weight 0", "momentum"), 2 * parameters[0])
 
 
 def _shard(layout: Layout, split: Split) -> tuple[DTensor, nn.Parameter]:
