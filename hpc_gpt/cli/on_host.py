@@ -13,7 +13,7 @@ import secrets
 import shlex
 import sys
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -102,8 +102,8 @@ class OnHost:
             there, files = with_files(words, command)
             if "--cluster local " in f"{' '.join(words)} ".replace("--cluster=", "--cluster "):
                 say(f"note: --cluster local is {self.host.name} itself", err=True)
-        else:
-            before = self._checks(words)
+        elif command is not None:
+            before = self._checks(words[at] for at, option, _ in named_files(words, command) if not option)
         if files.folder:
             before = f"[ -d {files.folder} ] && touch {files.folder} || exit {_LACKING}\n"
         page, back = page_of(words), at_home(f".hpc-gpt/{secrets.token_hex(8)}.html")
@@ -127,11 +127,12 @@ class OnHost:
             say(f"brought {page[2]} from {self.host.name}", err=True)
         return code
 
-    def _checks(self, words: Sequence[str]) -> str:
-        """Lines of sh that end if a path of this machine, which does not go there, is not there."""
+    def _checks(self, words: Iterable[str]) -> str:
+        """Lines of sh that end if a path of this machine, which does not go there, is not there. A word without a slash
+        may be a run's name."""
         lines = ""
-        for word in words[1:]:
-            if "/" in word and not word.startswith("-") and Path(word).exists():
+        for word in words:
+            if "/" in word:
                 hint = "hint: copy it there, or use --host '' for this machine"
                 fault = shlex.quote(f"Error: {word} is on this machine, and not on {self.host.name}\n\n{hint}")
                 lines += f"[ -e {shlex.quote(word)} ] || {{ printf '%s\\n' {fault} >&2; exit 2; }}\n"

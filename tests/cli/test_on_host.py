@@ -404,7 +404,7 @@ def test_each_verb_of_the_readme_works_there(login: Login, experiment: Path) -> 
     assert run in done.stdout
     assert "brought page.html from login" in done.stderr
     assert run in (login.here / "page.html").read_text()
-    login.run("report", "--html=page.html")  # a page of ours is written again
+    login.run("report", "--html", "./page.html")  # a page of ours is written again
     (login.here / "page.html").write_text("mine")
     assert "is not overwritten" in login.run("report", "--html=page.html", code=2).stderr
     assert list((login.home / ".hpc-gpt").glob("*.html")) == []
