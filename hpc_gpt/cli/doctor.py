@@ -18,7 +18,7 @@ from hpc_gpt.core.errors import ConfigError, SlurmUnreachable
 from hpc_gpt.core.files import logs_folder
 from hpc_gpt.core.format import counted, plain
 from hpc_gpt.core.settings.experiment_file import find_experiment
-from hpc_gpt.core.slurm.clients import has_sbatch
+from hpc_gpt.core.slurm.environment import has_sbatch
 from hpc_gpt.core.terminal import say
 from hpc_gpt.launcher.request import Request, choose_profile, with_small
 

@@ -23,7 +23,8 @@ from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.tables import toml_lines, toml_value
 from hpc_gpt.core.terminal import painted, say, shows_life, width, write_heading
 from hpc_gpt.launcher.plan_question import PLANNED_TOKENS, PlanRequest, read_plan_request, search_plan
-from hpc_gpt.launcher.request import Request, usual_batch
+from hpc_gpt.launcher.request import Request
+from hpc_gpt.planner.best_plan import usual_batch
 from hpc_gpt.planner.explanation import explain_plan
 from hpc_gpt.planner.figures import as_text, figures_in, figures_of, plan_figures, summary
 from hpc_gpt.planner.largest import FAMILY, largest, longest

@@ -13,7 +13,7 @@ from hpc_gpt.core.format import plain
 from hpc_gpt.core.runs.find_runs import Named, find_named, list_runs, no_runs
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import user_default
-from hpc_gpt.core.slurm.clients import has_sbatch
+from hpc_gpt.core.slurm.environment import has_sbatch
 from hpc_gpt.core.terminal import say
 
 run_argument = click.argument("run", required=False, shell_complete=completers.runs)

@@ -20,7 +20,7 @@ from hpc_gpt.core.output import reader_left
 from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.find_runs import find_runs, no_runs, removed_runs, singles_out
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.slurm.clients import has_sbatch
+from hpc_gpt.core.slurm.environment import has_sbatch
 from hpc_gpt.core.terminal import Screen, painted, say, width
 from hpc_gpt.launcher.watch.status import RunStatus, ask_status, shell_command, silence_note
 from hpc_gpt.launcher.watch.sweep_rows import by_sweep, fold, progress

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.core.engines import engine_named, trainers
+from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.engines.base.facts import EngineFacts
 from hpc_gpt.core.errors import ConfigError, Fault, UserError, raise_faults
 from hpc_gpt.core.settings.cluster import ClusterProfile
@@ -22,18 +22,17 @@ from hpc_gpt.core.settings.experiment_file import (
     ExperimentFile,
     cut_warmup,
     find_experiment,
+    folder_of_data,
     keys_given,
     load_experiment,
 )
-from hpc_gpt.core.settings.layout import Layout
-from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.rules.engine import product_faults
 from hpc_gpt.core.settings.rules.walk import faults_before
 from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.slurm.directives import after_faults, job_faults
 from hpc_gpt.launcher.notes import Decided, notes_of, notes_on_time
-from hpc_gpt.launcher.prepared import PreparedRun, folder_beside
+from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.render import render_script
 from hpc_gpt.launcher.request import (
     DEFAULTS,
@@ -42,7 +41,6 @@ from hpc_gpt.launcher.request import (
     is_fast,
     of_full_size,
     requested_file,
-    usual_batch,
     with_defaults,
 )
 from hpc_gpt.launcher.until import (
@@ -52,16 +50,14 @@ from hpc_gpt.launcher.until import (
     length_settings,
     wants_forecast,
 )
-from hpc_gpt.planner.prediction import PlanChoice, Prediction, constants_of, faster_notes, plan_open, predict
+from hpc_gpt.planner.prediction import PlanChoice, Prediction, faster_notes, plan_open, predict
 
 if TYPE_CHECKING:
     from hpc_gpt.launcher.forecast import Forecast
-    from hpc_gpt.planner.search import Candidate
 
 # The minutes between saves of a run that does not say when to save, and the number of checkpoints that it keeps.
 AUTOMATIC_MINUTES, AUTOMATIC_KEPT = 30.0, 3
 _NO_EXPERIMENT = "No EXPERIMENT was named: the defaults, and the options of the command line."
-_BATCH = ("micro_batch", "micro_batches", "global_batch")
 
 
 def prepare(request: Request, queueing: bool = False, faster: bool = False) -> PreparedRun:
@@ -131,7 +127,7 @@ def prepare_row(
         template=request.template,
         inputs=draft.inputs,
         notes=[*notes_of(draft)],
-        data_beside=folder_beside(file, draft.run.data, request.overrides, row),
+        data_beside=_data_beside(draft),
         faster=faster_notes(prediction, draft.run, draft.given_keys, draft.plan.best) if draft.wants_faster else (),
         copies=request.copies,
     )
@@ -167,7 +163,9 @@ def _plan(draft: _Draft) -> None:
             size_run(draft.experiment, draft.full_profile, faults=draft.faults)  # raises them before the plan
         open_keys = {"engine.compile"} - {*overrides}  # it is by default, too
         fast = is_fast(draft.full_profile, overrides)
-        draft.plan = _best_plan(draft.experiment, draft.full_profile, draft.given_keys - open_keys, fast)
+        from hpc_gpt.planner.best_plan import best_plan  # loads all of the planner
+
+        draft.plan = best_plan(draft.experiment, draft.full_profile, draft.given_keys - open_keys, fast)
         planned = with_keys(draft.experiment, draft.plan.keys)
         draft.experiment, draft.batch = with_defaults(planned, draft.full_profile, overrides, draft.given_keys)
         draft.given_keys -= open_keys
@@ -209,6 +207,17 @@ def _size(draft: _Draft) -> None:
     draft.run = size_run(experiment, draft.profile)
 
 
+def _data_beside(draft: _Draft) -> Path | None:
+    """The `data_beside` of the run. Raises DataError if the path matches two files, one beside the experiment's file
+    and one in the current folder."""
+    folder = folder_of_data(draft.file, draft.request.overrides, draft.row)
+    if folder is None:
+        return None
+    from hpc_gpt.trainer.tokens.run_data import check_beside  # needs numpy
+
+    return check_beside(draft.run.data, folder)
+
+
 def _check_request(request: Request, facts: EngineFacts, until: Until) -> None:
     if request.smoke and until != Until():
         raise ConfigError("--until says how far to train, but --smoke trains 5 steps", "give one of the two")
@@ -216,72 +225,6 @@ def _check_request(request: Request, facts: EngineFacts, until: Until) -> None:
         facts.refuse_program("it cannot be made small from here", "give its command smaller sizes")
     if until != Until():
         facts.refuse_program("--until cannot tell it when to end", "say so in command.run")
-
-
-# --- the plan's choice for a run without a file
-
-
-def _best_plan(experiment: Experiment, profile: ClusterProfile, given_keys: Collection[str], fast: bool) -> PlanChoice:
-    """The engine, layout and settings of the best plan for an experiment without a file, and a line that names them.
-
-    The values of `given_keys` stay; if they have a size of the batch, the rules decide the batch. If the profile says
-    too little for a plan, or nothing fits, only the engine is chosen: the simplest that runs the rules' layout. `fast`:
-    with the fast settings of the engine.
-    """
-    try:
-        best = _best(experiment, profile, given_keys, fast)
-    except UserError:
-        best = None
-    if best is None:
-        return PlanChoice({"engine.name": _simplest_engine(experiment, profile, given_keys)})
-    from hpc_gpt.planner.table import settings_text
-    from hpc_gpt.planner.training import engine_for
-
-    run = best.training
-    sizes = {**vars(run.layout), **{name: getattr(run, name) for name in _BATCH}}
-    keys = {f"layout.{name}": size for name, size in sizes.items()}
-    keys |= {f"engine.{name}": value for name, value in vars(engine_for(run, experiment.engine)).items()}
-    chosen = [] if "engine.name" in given_keys else [f"engine {run.engine}"]
-    chosen += [text for text in (settings_text(replace(run, compiled=False)),) if text != "-"]
-    chosen += [] if {f"layout.{axis}" for axis in ("tp", "pp")} <= {*given_keys} else [str(run.layout)]
-    chosen += [] if "layout.micro_batch" in given_keys else [f"micro-batch {run.micro_batch}"]
-    return PlanChoice(keys, (f"from plan: {', '.join(chosen)}",) if chosen else ())
-
-
-def _best(experiment: Experiment, profile: ClusterProfile, given_keys: Collection[str], fast: bool) -> Candidate | None:
-    from hpc_gpt.planner.machine import check_dtype, check_reach, machine_of
-    from hpc_gpt.planner.question import asked_gpus, question_of
-    from hpc_gpt.planner.search import search
-
-    machine, holds, layout = machine_of(profile), {*given_keys}, experiment.layout
-    if {f"layout.{name}" for name in _BATCH} & holds:
-        batch = size_run(cut_warmup(experiment)[0], profile).batch.global_batch
-        holds.add("layout.global_batch")
-    else:
-        batch = usual_batch(resolve_shape(experiment.model).seq, asked_gpus(experiment, profile))
-    experiment = replace(experiment, layout=replace(layout, global_batch=batch))
-    question = question_of(experiment, profile, holds, fast=fast)
-    check_reach(machine, question.gpus)
-    check_dtype(question.dtype, machine)
-    return search(question, machine, constants_of(profile)).best
-
-
-def _simplest_engine(experiment: Experiment, profile: ClusterProfile, given_keys: Collection[str]) -> str:
-    """The simplest engine that runs the experiment's layout, as the rules decide it."""
-    if "engine.name" in given_keys:
-        return experiment.engine.name
-
-    def layout_on(engine: str) -> Layout | None:
-        with contextlib.suppress(UserError):
-            named = replace(experiment, engine=replace(experiment.engine, name=engine))
-            return size_run(cut_warmup(named)[0], profile).layout
-        return None
-
-    by_rules = layout_on(experiment.engine.name)
-    engines = sorted(trainers().values(), key=lambda facts: facts.plan_order)
-    layouts = ((facts.name, layout_on(facts.name)) for facts in engines)
-    runs = (name for name, layout in layouts if layout is not None and by_rules in (None, layout))
-    return next(runs, experiment.engine.name)
 
 
 def _automatic_saves(experiment: Experiment, given_keys: Collection[str]) -> dict[str, Any]:

@@ -22,15 +22,8 @@ from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.rules.engine import engine_shape_faults
 from hpc_gpt.core.settings.services import EngineName, Plan
 from hpc_gpt.core.weights.config import model_name
-from hpc_gpt.launcher.request import (
-    DEFAULTS,
-    Request,
-    choose_profile,
-    compiles,
-    is_fast,
-    requested_file,
-    usual_batch,
-)
+from hpc_gpt.launcher.request import DEFAULTS, Request, choose_profile, compiles, is_fast, requested_file
+from hpc_gpt.planner.best_plan import usual_batch
 from hpc_gpt.planner.figures import peak_memory_text
 from hpc_gpt.planner.machine import Constants, Machine, check_dtype, check_reach, machine_of
 from hpc_gpt.planner.nearest import check_possible, fewest_gpus

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.core.settings.experiment_file import folder_of_data
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.requeue import requeue_of
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from hpc_gpt.core.runs.branches import CheckpointHold
     from hpc_gpt.core.runs.snapshot import CodeArchive
     from hpc_gpt.core.runs.work_archive import WorkArchive
-    from hpc_gpt.core.settings.experiment import Data
-    from hpc_gpt.core.settings.experiment_file import ExperimentFile
     from hpc_gpt.launcher.forecast import Forecast
 
 
@@ -110,16 +107,3 @@ class PreparedRun:
         """The number of jobs to submit at once."""
         at_once = requeue_of(self.resolved.cluster).at_once
         return max(1, self.forecast.jobs) if self.forecast is not None and at_once else 1
-
-
-def folder_beside(
-    file: ExperimentFile, data: Data, overrides: Mapping[str, Any] | None, row: str | None
-) -> Path | None:
-    """The `data_beside` of a run from an experiment's file. Raises DataError if the path matches two files, one beside
-    that file and one in the current folder."""
-    folder = folder_of_data(file, overrides, row)
-    if folder is None:
-        return None
-    from hpc_gpt.trainer.tokens.run_data import check_beside  # needs numpy
-
-    return check_beside(data, folder)

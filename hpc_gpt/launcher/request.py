@@ -26,6 +26,7 @@ from hpc_gpt.core.settings.experiment_file import (
 from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.sized import Sized
+from hpc_gpt.core.slurm.environment import has_sbatch
 from hpc_gpt.launcher.past_timings import PastTimings
 from hpc_gpt.launcher.prepared import Copies
 from hpc_gpt.launcher.until import Until
@@ -33,8 +34,6 @@ from hpc_gpt.launcher.until import Until
 if TYPE_CHECKING:
     from hpc_gpt.core.settings.grid import GridAxis
 
-# The most tokens of the default batch; models as large as Llama 3 begin with 4M (arXiv:2407.21783, 3.4.1).
-_USUAL_TOKENS = 2**22
 # Stands for the path of a file if no EXPERIMENT is given and the default of every key applies.
 DEFAULTS = Path("the defaults")
 
@@ -209,21 +208,13 @@ def is_fast(profile: ClusterProfile, overrides: Mapping[str, Any]) -> bool:
     return device is not None and device.cuda and compiles(profile, overrides)
 
 
-def usual_batch(seq: int, gpus: int) -> int:
-    """The global batch at which models are compared: the default experiment's, or smaller for longer sequences, so that
-    it has at most _USUAL_TOKENS. It is rounded to a multiple of the GPUs, or of the most GPUs that divide them and have
-    a sample each."""
-    default = int(read_experiment(DEFAULT_EXPERIMENT).tables["layout"]["global_batch"])
-    usual = min(default, 1 << max(0, (_USUAL_TOKENS // seq).bit_length() - 1))
-    replicas = max(count for count in range(1, usual + 1) if gpus % count == 0)
-    return max(1, round(usual / replicas)) * replicas
-
-
 def _default_batch(sized: Sized, profile: ClusterProfile) -> tuple[int, str]:
     """Returns (the global batch of a run without one, the reason for it).
 
     It is the batch of `plan`; ranks without a GPU have one sample each, so that a step ends soon.
     """
+    from hpc_gpt.planner.best_plan import usual_batch
+
     dp, usual = sized.layout.dp, usual_batch(sized.model.seq, sized.gpus)
     on_gpus = profile.device is not None or profile.gpu_flag != "none"
     if not on_gpus and profile.scheduler == "local":
@@ -258,20 +249,12 @@ def choose_profile(request: Request, queueing: bool) -> ClusterProfile:
     if request.cluster is None and request.smoke:
         return load_profile("local")
     chosen = user_default() if request.cluster is None else request.cluster
-    if chosen is None and queueing:
-        _check_fallback()
-    return load_profile(FALLBACK if chosen is None else chosen)
-
-
-def _check_fallback() -> None:
-    """Raises ConfigError if the fallback has no sbatch here to queue with."""
-    from hpc_gpt.core.slurm.clients import has_sbatch
-
-    if not has_sbatch():
+    if chosen is None and queueing and not has_sbatch():
         raise ConfigError(
             f"no cluster profile is chosen, and the fallback {FALLBACK} needs sbatch, which is not here",
             "--cluster local runs it on this machine; hpc-gpt profile detect --name NAME writes a cluster's profile",
         )
+    return load_profile(FALLBACK if chosen is None else chosen)
 
 
 def of_full_size(request: Request, profile: ClusterProfile) -> ClusterProfile:

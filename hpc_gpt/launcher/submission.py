@@ -29,7 +29,8 @@ from hpc_gpt.core.settings.program_text import check_file_text
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.settings.sweep_rows import faults_of_rows
-from hpc_gpt.core.slurm.clients import check_output_path, has_sbatch
+from hpc_gpt.core.slurm.clients import check_output_path
+from hpc_gpt.core.slurm.environment import has_sbatch
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.start_check import ExpectedStart, NeverStarts, ask_after, ask_start, check_reachable
 from hpc_gpt.core.tables import flat

@@ -334,14 +334,19 @@ def test_a_submission_searches_once_and_only_what_is_open(tmp_path, monkeypatch,
     """And sizes the run twice, beside the note on the samples of its step."""
     (tmp_path / "open.toml").write_text(OPEN)
     asked, sizings = [], []
-    monkeypatch.setattr("hpc_gpt.launcher.decide.size_run", lambda *rest: sizings.append(rest) or size_run(*rest))
+
+    def sized(*rest, **more):
+        sizings.append(rest)
+        return size_run(*rest, **more)
+
+    monkeypatch.setattr("hpc_gpt.launcher.decide.size_run", sized)
 
     def counted(question, *rest, **limits):
         asked.append(question)
         return search(question, *rest, **limits)
 
     monkeypatch.setattr("hpc_gpt.planner.search.search", counted)
-    monkeypatch.setattr("hpc_gpt.launcher.plan_question.search", counted)
+    monkeypatch.setattr("hpc_gpt.planner.best_plan.search", counted)
     monkeypatch.setattr("hpc_gpt.planner.prediction._FASTER_S", math.inf)
     in_process("submit", "--dry-run", *words, environment=without_slurm(tmp_path), cwd=tmp_path, code=0)
     axes = {"tp", "pp", "dp"}

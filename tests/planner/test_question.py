@@ -10,7 +10,7 @@ from hpc_gpt.core.errors import LayoutError
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.presets import preset
-from hpc_gpt.launcher.request import usual_batch
+from hpc_gpt.planner.best_plan import usual_batch
 from hpc_gpt.planner.machine import Machine
 from hpc_gpt.planner.nearest import (
     check_possible,

@@ -78,10 +78,6 @@ class Answer:
         return self.code != 0 and bool(_UNREACHABLE.search(self.stderr))
 
 
-def has_sbatch() -> bool:
-    return shutil.which("sbatch") is not None
-
-
 class Client:
     """A Slurm client that has been started, for a job on `cluster`. It is killed at the end of a `with` block.
 

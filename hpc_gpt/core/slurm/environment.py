@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import gzip
 import os
+import shutil
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -92,3 +93,7 @@ def own_job() -> tuple[bytes, bytes]:
     from hpc_gpt.core.process import job_of  # imported here, as a script's start loads this module
 
     return job_of("self", as_given(b"\0".join(b"%b=%b" % pair for pair in os.environb.items())))
+
+
+def has_sbatch() -> bool:
+    return shutil.which("sbatch") is not None

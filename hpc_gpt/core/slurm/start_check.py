@@ -17,13 +17,13 @@ from hpc_gpt.core.files import replace_whole, state_dir
 from hpc_gpt.core.format import clock
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.slurm.clients import ask, has_sbatch, sbatch_failed
+from hpc_gpt.core.slurm.clients import ask, sbatch_failed
 from hpc_gpt.core.slurm.directives import (
     after_options,
     quote_directive,
     script_directives,
 )
-from hpc_gpt.core.slurm.environment import submission_environment
+from hpc_gpt.core.slurm.environment import has_sbatch, submission_environment
 from hpc_gpt.core.slurm.sbatch_words import chosen_clusters
 
 # What AMD's spur, whose sbatch this may be, lacked in November 2026.

@@ -30,7 +30,8 @@ from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
-from hpc_gpt.core.slurm.clients import ask, has_sbatch
+from hpc_gpt.core.slurm.clients import ask
+from hpc_gpt.core.slurm.environment import has_sbatch
 from hpc_gpt.core.slurm.start_check import check_reachable
 from hpc_gpt.core.tables import close_matches
 from hpc_gpt.launcher.decide import prepare
