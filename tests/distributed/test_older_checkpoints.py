@@ -15,6 +15,7 @@ from tests.distributed.older_checkpoints import ARCHIVE, unpack
 from tests.distributed.older_kinds import KINDS, SAVED, STEPS, Everyone, build, train
 from tests.distributed.ranks import Task, each_task
 from tests.distributed.trainings import everyone
+from tests.trainer.alone import ALONE
 
 Found = Callable[[Task], Any]
 # One of each way in which 0.3 stored weights and moments.
@@ -104,6 +105,15 @@ def test_another_engine_goes_on_from_a_checkpoint_of_0_3(task: Task, found: Foun
     assert [loss for loss, _ in now["figures"]] == pytest.approx(
         [loss for loss, _ in before], abs=2e-6 if is_exact else 2 * apart, rel=0
     )
+
+
+def test_a_damaged_checkpoint_of_0_3_is_passed_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = unpack("ddp", tmp_path)
+    victim = folder / "step-00000004" / "weights.pt"
+    content = victim.read_bytes()
+    victim.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    assert [*Checkpoints(folder, ALONE).sound()] == []
+    assert f"skipping checkpoint {victim.parent}: weights.pt" in capfd.readouterr().out
 
 
 def test_the_archive_of_checkpoints_is_small() -> None:

@@ -87,7 +87,8 @@ class DeepspeedStates:
 
     def numbers(self) -> dict[str, float]:
         """The optimizer's states that are one number, the same for all parameters."""
-        state: dict[str, Any] = next(iter(self._base.state.values()), {})
+        # DeepSpeed may have asked for the states of a flat tensor that has none yet.
+        state: dict[str, Any] = next((one for one in self._base.state.values() if one), {})
         return {kind: float(value) for kind, value in state.items() if not isinstance(value, Tensor) or not value.ndim}
 
     @torch.no_grad()
