@@ -20,13 +20,13 @@ from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.cluster import ClusterProfile, list_profiles, load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.devices import DEVICES
-from hpc_gpt.core.settings.engines import fast_settings_of, fast_text
 from hpc_gpt.core.settings.experiment import Experiment, LayoutRequest
 from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.tables import close_matches, keys_called, toml_value
 from hpc_gpt.launcher.render import variables
+from hpc_gpt.planner.fast import fast_settings_of, fast_text
 
 _NOT_SET = "-: not set; the cluster profile or a rule gives the value. KEY= resets a key to its default"
 

@@ -38,8 +38,8 @@ def init(request: Request, name: str | None, folder: Path) -> None:
 
 def from_plan(name: str, request: Request, folder: Path) -> None:
     from hpc_gpt.core.settings.decide import size_run
-    from hpc_gpt.core.settings.engines import export_notes
     from hpc_gpt.core.settings.experiment import Experiment
+    from hpc_gpt.core.settings.rules.engine import export_notes
     from hpc_gpt.core.typed_tables import check_tables
     from hpc_gpt.launcher.plan_question import read_plan_request, search_plan
     from hpc_gpt.planner.explanation import planned_tables, planned_text

@@ -18,14 +18,15 @@ from hpc_gpt.core.errors import ConfigError, LayoutError
 from hpc_gpt.core.files import config_dir
 from hpc_gpt.core.format import wrapped
 from hpc_gpt.core.settings.cluster import load_profile, user_default
-from hpc_gpt.core.settings.engines import FAST_SETTINGS, export_notes, with_fast_settings
 from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.rules.engine import export_notes
 from hpc_gpt.core.tables import toml_lines, toml_value
 from hpc_gpt.core.terminal import painted, say, shows_life, width, write_heading
 from hpc_gpt.launcher.plan_question import PLANNED_TOKENS, PlanRequest, read_plan_request, search_plan
 from hpc_gpt.launcher.request import Request
 from hpc_gpt.planner.best_plan import usual_batch
 from hpc_gpt.planner.explanation import explain_plan
+from hpc_gpt.planner.fast import FAST_SETTINGS, with_fast_settings
 from hpc_gpt.planner.figures import as_text, figures_in, figures_of, plan_figures, summary
 from hpc_gpt.planner.largest import FAMILY, largest, longest
 from hpc_gpt.planner.nearest import by_micro_batch, fewest_gpus, larger_batch, overlapped, without_offload

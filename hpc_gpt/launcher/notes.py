@@ -23,14 +23,15 @@ from hpc_gpt.core.formulas import GIB
 from hpc_gpt.core.network import MEETING_S
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.decide import size_run
-from hpc_gpt.core.settings.engines import FAST_SETTINGS, export_notes
 from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Data, Engine, limit_s
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment
 from hpc_gpt.core.settings.idle_keys import idle_keys
+from hpc_gpt.core.settings.rules.engine import export_notes
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.requeue import cannot_continue, restart_need
 from hpc_gpt.launcher.request import DEFAULTS, lacks_bf16
+from hpc_gpt.planner.fast import FAST_SETTINGS
 from hpc_gpt.planner.prediction import PlanChoice
 
 if TYPE_CHECKING:

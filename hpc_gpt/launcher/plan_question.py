@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.engines import engine_named, trainers
-from hpc_gpt.core.errors import ConfigError, LayoutError, UserError, raise_faults
+from hpc_gpt.core.errors import ConfigError, Fault, LayoutError, UserError, raise_faults
 from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile, user_default
 from hpc_gpt.core.settings.devices import DEVICES, device_named, known_devices
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, with_keys
@@ -20,6 +20,7 @@ from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.rules.engine import engine_shape_faults
+from hpc_gpt.core.settings.rules.walk import faults_before
 from hpc_gpt.core.settings.services import EngineName, Plan
 from hpc_gpt.core.weights.config import model_name
 from hpc_gpt.launcher.request import DEFAULTS, Request, choose_profile, compiles, is_fast, requested_file
@@ -116,7 +117,11 @@ def read_plan_request(
     file = requested_file(request, profile, _start_of_largest(profile, overrides) if of_largest else None)
     fast = (file.path is DEFAULTS or of_largest) and is_fast(profile, request.overrides)
     # A plan does not depend on the run's length and warm-up.
-    experiment, like, traits = _without_program(cut_warmup(load_experiment(file, overrides, request.row))[0])
+    found = list[Fault]()
+    read = load_experiment(file, overrides, request.row, faults=found)
+    if found:
+        raise_faults(faults_before(read, profile, found))
+    experiment, like, traits = _without_program(cut_warmup(read)[0])
     base = load_experiment(file, {}, request.row, steps_elsewhere=True)
     if largest and experiment.model.experts and experiment.model.expert_ffn is None:
         experiment = _with_expert_width(experiment)

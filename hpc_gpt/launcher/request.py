@@ -13,7 +13,6 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.cluster import FALLBACK, ClusterProfile, load_profile, user_default
 from hpc_gpt.core.settings.decide import size_run
 from hpc_gpt.core.settings.devices import DEVICES
-from hpc_gpt.core.settings.engines import with_fast_settings
 from hpc_gpt.core.settings.experiment import Experiment, with_keys
 from hpc_gpt.core.settings.experiment_file import (
     DEFAULT_EXPERIMENT,
@@ -30,6 +29,7 @@ from hpc_gpt.core.slurm.environment import has_sbatch
 from hpc_gpt.launcher.past_timings import PastTimings
 from hpc_gpt.launcher.prepared import Copies
 from hpc_gpt.launcher.until import Until
+from hpc_gpt.planner.fast import with_fast_settings
 
 if TYPE_CHECKING:
     from hpc_gpt.core.settings.grid import GridAxis

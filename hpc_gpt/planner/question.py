@@ -14,12 +14,12 @@ from hpc_gpt.core.errors import LayoutError, UserError, check_sizes
 from hpc_gpt.core.formulas import Recompute
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.decide import size_run
-from hpc_gpt.core.settings.engines import with_fast_settings
 from hpc_gpt.core.settings.experiment import CpExchange, Engine, Experiment, Matmul, Partition, Train
 from hpc_gpt.core.settings.layout import AXES, Layout, nodes_for
 from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.shape_split import partition_layers, split_faults
+from hpc_gpt.planner.fast import with_fast_settings
 from hpc_gpt.planner.training import PLANNED, has_mask, traits_of, update_mode, with_choices
 
 # In ascending order, as RECOMPUTES, so that the plainer of two equal candidates comes first.

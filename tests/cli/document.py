@@ -12,9 +12,9 @@ import click
 
 from hpc_gpt.core.ends.failures import CLASSES, RETRY_WORDS
 from hpc_gpt.core.keys import Key, keys_of
-from hpc_gpt.core.settings.engines import fast_text
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.tables import toml_value
+from hpc_gpt.planner.fast import fast_text
 
 WIDTH = 100
 END = "<!-- end -->"

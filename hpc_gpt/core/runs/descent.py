@@ -12,13 +12,14 @@ from hpc_gpt.core.gone import refuse_gone
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Data, Experiment, Job
-from hpc_gpt.core.settings.experiment_file import OF_A_MODEL, schedule_faults
+from hpc_gpt.core.settings.experiment_file import OF_A_MODEL
 from hpc_gpt.core.settings.key_rules import key_rules
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.schedule import schedule_faults
 from hpc_gpt.core.settings.stored import experiment_tables
 from hpc_gpt.core.tables import flat
-from hpc_gpt.core.typed_tables import check_tables
+from hpc_gpt.core.typed_tables import read_tables
 from hpc_gpt.core.weights.config import read_config
 
 # Keys of [data] that change neither the samples nor their order.
@@ -73,11 +74,10 @@ def descend(
     everything = {"name": parent.name, **tables, **stated}
     where = "the parent's settings and yours"
     hint = "use more train.steps, or a shorter decay: the warm-up stays as it was"
-    faults = [
-        fault._replace(hint=hint) if "train.warmup_steps" in fault.message else fault
-        for fault in (schedule_faults(stated["train"], where, changes, steps_elsewhere=False) if branch else ())
-    ]
-    experiment = check_tables(everything, Experiment, where, changes, faults)
+    experiment, faults = read_tables(everything, Experiment, where, changes)
+    for fault in schedule_faults(experiment.train, stated["train"], where, changes) if branch else ():
+        faults.append(fault._replace(hint=hint) if "train.warmup_steps" in fault.message else fault)
+    raise_faults(faults)
     is_other = reads_other_data(parent, engine_named(experiment.engine.name).data_of(experiment.data))
     resolved = resolve(experiment, profile, data_from=step if is_other else min(step, parent.data_from))
     check_same_training(parent, resolved, branch)

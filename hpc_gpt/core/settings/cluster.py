@@ -5,7 +5,7 @@ A profile is one TOML file, shipped or in the user's config folder.
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -249,77 +249,57 @@ def load_profile(name: str, of_a_run: bool = False) -> ClusterProfile:
     path = find_profile(name)
     tables = _with_parent(path, ())
     tables["name"] = path.stem
-    faults = (_cpu_faults, _secrets, _stage_faults, _to_add_faults)
-    further = [] if of_a_run else [fault for of_keys in faults for fault in of_keys(tables, path)]
-    profile, found = read_tables(tables, ClusterProfile, str(path), topic="profile")
-    raise_faults([*found, *further, *_figure_faults(profile, path)])
+    profile, faults = read_tables(tables, ClusterProfile, str(path), topic="profile")
+    if not of_a_run:
+        faults += _site_faults(profile, str(path), {key for fault in faults for key in fault.keys})
+    raise_faults([*faults, *_figure_faults(profile, str(path))])
     return profile
 
 
-def _cpu_faults(tables: Mapping[str, Any], path: Path) -> Iterator[Fault]:
-    """(fault, hint) if a node has fewer CPUs than GPUs. `check_tables` finds a value that is not a number."""
-    cpus, gpus = tables.get("cpus_per_node"), tables.get("gpus_per_node", ClusterProfile.gpus_per_node)
-    if type(cpus) is int and type(gpus) is int and cpus < gpus:
+def _site_faults(profile: ClusterProfile, path: str, faulty: Collection[str]) -> Iterator[Fault]:
+    """The faults of new runs: too few CPUs, secrets, a `stage` that no job can follow, unknown keys in `to_add`. The
+    keys in `faulty` have a fault already."""
+    cpus, gpus, stage = profile.cpus_per_node, profile.gpus_per_node, profile.stage
+    if cpus is not None and cpus < gpus and "gpus_per_node" not in faulty:
         yield Fault(
             f"{path}: cpus_per_node is {cpus}, below gpus_per_node = {gpus}: there is a process for each GPU",
             "give all CPUs of a node, as Slurm counts them, or leave cpus_per_node out",
         )
-
-
-def _secrets(tables: Mapping[str, Any], path: Path) -> Iterator[Fault]:
-    """The fault of each secret in [environment], by its name only: job.sh and resolved.json would contain it."""
-    environment = tables.get("environment")
-    variables = environment.items() if isinstance(environment, Mapping) else ()
-    names = [name for name, value in variables if isinstance(value, str) and is_secret_variable(name, value)]
+    names = [name for name, value in profile.environment.items() if is_secret_variable(name, value)]
     hint = f"take it out and export {', '.join(names)} in the shell that submits: jobs and containers inherit it"
-    if option := _narrow_export(tables):
+    if option := _narrow_export(profile):
         hint += f"; {option} of this profile would prevent that: take it out as well"
     for name in names:
         yield Fault(f"{path}: environment.{name} looks like a secret, which job.sh and the run folder would hold", hint)
-
-
-def _stage_faults(tables: Mapping[str, Any], path: Path) -> Iterator[Fault]:
-    """(fault, hint) of a `stage` that no job can follow."""
-    stage = tables.get("stage")
-    if not isinstance(stage, str):
-        return
-    if stage != WARM and not (stage.startswith("/") and stage.isprintable()):
+    if stage not in (None, WARM) and not (stage.startswith("/") and stage.isprintable()):
         yield Fault(
             f'{path}: stage is {stage!r}, but must be "{WARM}" or the absolute path of a tar',
             'for example stage = "/project/me/environment.tar"',
         )
-    if tables.get("container") is not None:
+    if stage is not None and profile.container is not None:
         yield Fault(
             f"{path}: stage is {stage!r}, but the ranks' environment is in the image of [container]",
             "take stage or [container] out",
         )
-
-
-def _to_add_faults(tables: Mapping[str, Any], path: Path) -> Iterator[Fault]:
-    """The fault of each key in `to_add` that no profile has."""
-    to_add = tables.get("to_add")
     keys = [entry.name for entry in fields(ClusterProfile)]
-    for key in to_add if isinstance(to_add, Mapping) else ():
+    for key in profile.to_add or ():
         if key not in keys:
-            yield Fault(
-                f"{path}: to_add names {key}, which is not a key of a profile",
-                close_matches(key, keys) or "take it out",
-            )
+            near = close_matches(key, keys) or "take it out"
+            yield Fault(f"{path}: to_add names {key}, which is not a key of a profile", near)
 
 
-def _narrow_export(tables: Mapping[str, Any]) -> str:
+def _narrow_export(profile: ClusterProfile) -> str:
     """The profile's option for sbatch or srun that hides the shell's variables from a job; empty without one."""
     for key in ("sbatch", "srun"):
-        options = tables.get(key)
-        for word, following in pairwise([*options, ""] if isinstance(options, list) else []):
-            option, equals, value = str(word).partition("=")
-            value = value if equals else str(following)
+        for word, following in pairwise([*getattr(profile, key), ""]):
+            option, equals, value = word.partition("=")
+            value = value if equals else following
             if option == "--export" and "ALL" not in value.split(","):
                 return f"{key} = {option}={hide_secrets(value)}"
     return ""
 
 
-def _figure_faults(profile: ClusterProfile, path: Path) -> Iterator[Fault]:
+def _figure_faults(profile: ClusterProfile, path: str) -> Iterator[Fault]:
     """The faults of figures of [machine] or [calibration] that are not finite, of those of [machine] that are not above
     0, and of a node without a GPU."""
     if profile.gpus_per_node < 1:

@@ -112,29 +112,29 @@ class Engine:
 class LayoutRequest:
     """`[layout]`: the GPUs, their split, and the batch. The rules of `resolve` decide the open values."""
 
-    gpus: int | None = key(None, resume="free", affects=("speed",))
+    gpus: int | None = key(None, resume="free", affects=("speed",), least=1)
     "Total number of GPUs; for example 64."
-    nodes: int | None = key(None, resume="free", affects=("speed",))
+    nodes: int | None = key(None, resume="free", affects=("speed",), least=1)
     "Number of nodes; by default as few as hold the GPUs."
-    tp: int | None = key(None, resume="free", affects=("speed",))
+    tp: int | None = key(None, resume="free", affects=("speed",), least=1)
     "Tensor parallel size: GPUs that share each matrix, within a node; for example 4."
-    pp: int | None = key(None, resume="free", affects=("speed",))
+    pp: int | None = key(None, resume="free", affects=("speed",), least=1)
     "Pipeline parallel size: stages of layers; for example 16."
-    cp: int | None = key(None, resume="free", affects=("speed",), defaults=(None, 1))
+    cp: int | None = key(None, resume="free", affects=("speed",), defaults=(None, 1), least=1)
     "Context parallel size: GPUs that share each sample's tokens; by default 1; for example 4."
-    dp: int | None = key(None, resume="free", affects=("speed",))
+    dp: int | None = key(None, resume="free", affects=("speed",), least=1)
     "Data parallel size: copies of the model; by default gpus / (tp x cp x pp)."
-    ep: int | None = key(None, resume="free", affects=("speed",), defaults=(None, 1))
+    ep: int | None = key(None, resume="free", affects=("speed",), defaults=(None, 1), least=1)
     "Expert parallel size: ranks of cp x dp that divide the experts of a layer; by default 1; for example 8."
-    etp: int | None = key(None, resume="never", affects=("speed",))
+    etp: int | None = key(None, resume="never", affects=("speed",), least=1)
     "GPUs that share each expert, on engine megatron-lm: ep x etp divides tp x cp x dp; by default tp; for example 1."
-    shard: int | None = key(None, resume="free", affects=("speed",))
+    shard: int | None = key(None, resume="free", affects=("speed",), least=1)
     "Neighbours on the data axis over which fsdp shards, a divisor of cp x dp; by default all; for example 8."
-    micro_batch: int | None = key(None, resume="free", affects=("speed",))
+    micro_batch: int | None = key(None, resume="free", affects=("speed",), least=1)
     "Samples per forward pass of a rank; for example 4."
-    micro_batches: int | None = key(None, resume="free", affects=("speed",))
+    micro_batches: int | None = key(None, resume="free", affects=("speed",), least=1)
     "Forward passes per optimizer step (gradient accumulation, pipeline chunks); for example 16."
-    global_batch: int | None = key(None, resume="never", affects=("speed",))
+    global_batch: int | None = key(None, resume="never", affects=("speed",), least=1)
     "Samples per optimizer step: micro_batch x micro_batches x dp; for example 1024."
     allow_tp_across_nodes: bool = key(False, resume="free", affects=())
     "Whether tp may span nodes, whose links are slow."

@@ -5,14 +5,12 @@ A file with a `[rows]` table is a sweep (`sweep_rows`).
 
 import contextlib
 import copy
-import math
 import os
 import shlex
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 from hpc_gpt.core.engines import engine_named
@@ -21,15 +19,16 @@ from hpc_gpt.core.files import data_dir, experiments_dir, read_start
 from hpc_gpt.core.format import some
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.data_source import refuse_both, source_at, stated_source
-from hpc_gpt.core.settings.experiment import Command, Data, Experiment, Train
+from hpc_gpt.core.settings.experiment import Command, Data, Experiment
 from hpc_gpt.core.settings.mixture import MIX, MixedSource
 from hpc_gpt.core.settings.model import with_pad_token
 from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.program_text import without_secret_comments
-from hpc_gpt.core.settings.schedule import cut_schedule, excess_of
+from hpc_gpt.core.settings.rules.walk import without_followers
+from hpc_gpt.core.settings.schedule import cut_schedule, schedule_faults
 from hpc_gpt.core.settings.sweep_rows import SweepRow, check_rows, choose_row
 from hpc_gpt.core.tables import close_matches, merge_tables, parse_toml, read_toml, set_dotted
-from hpc_gpt.core.typed_tables import count_of_key, key_in, read_count, read_tables
+from hpc_gpt.core.typed_tables import count_of_key, key_in, read_tables
 
 DEFAULT_EXPERIMENT = "gpt2-meg-ds-3d"
 # The experiment to try first on a cluster.
@@ -185,7 +184,8 @@ def load_experiment(
     tables, overridden = file.overridden(overrides, row), overrides or ()
     elsewhere = steps_elsewhere or _steps_are_newer(file, row, overridden)
     experiment, found = read_tables(tables, Experiment, str(file.path), overridden)
-    found += schedule_faults(tables.get("train", {}), str(file.path), overridden, elsewhere)
+    stated = {key for key, value in _table_at(tables, "train").items() if value is not None}
+    found += without_followers(schedule_faults(experiment.train, stated, str(file.path), overridden, elsewhere), found)
     if faults is None:
         raise_faults(found)
     else:
@@ -297,11 +297,6 @@ def _beside(source: MixedSource, folder: Path | None, common: Path | None) -> Mi
     file = folder / path
     exists = file.exists() or file.with_name(f"{file.name}.idx").exists()
     return replace(source, path=os.path.relpath(file, common)) if exists else source
-
-
-def _keys(tables: Mapping[str, Any], name: str) -> set[str]:
-    """The keys of one of the tables."""
-    return set(_table_at(tables, name))
 
 
 def _table_at(tables: Mapping[str, Any], key: str) -> Mapping[str, Any]:
@@ -416,61 +411,11 @@ def _default_name(path: Path) -> str:
 # --- the learning rate's schedule
 
 
-def schedule_faults(train: Any, where: str, given: Collection[str], steps_elsewhere: bool) -> Iterator[Fault]:
-    """The contradictions in a table [train] of TOML.
-
-    A fault names the file `where`, or "your options" if its dotted key is in `given`. `steps_elsewhere`: the run's
-    length is decided elsewhere, and `cut_warmup` cuts the warm-up to it.
-    """
-    lr, min_lr, warmup, steps = (_number(train, key) for key in ("lr", "min_lr", "warmup_steps", "steps"))
-    if min_lr > lr >= 0:
-        of = "your options" if {"train.lr", "train.min_lr"} & set(given) else where
-        yield Fault(
-            f"{of}: train.min_lr is {min_lr:g}, above train.lr, which is {lr:g}",
-            f"use train.min_lr = {lr:g} or less, or a larger train.lr",
-        )
-    if warmup > steps >= 1 and not steps_elsewhere:
-        of = "your options" if "train.warmup_steps" in given else where
-        yield Fault(
-            f"{of}: train.warmup_steps is {warmup:g}, longer than the run of train.steps = {steps:g}",
-            f"use train.warmup_steps = {steps:g} or less, or more train.steps",
-        )
-    else:
-        yield from _wsd_faults(train, where, given, steps_elsewhere)
-
-
-def _wsd_faults(train: Any, where: str, given: Collection[str], steps_elsewhere: bool) -> Iterator[Fault]:
-    """The fault of a decay that does not fit into the steps, or of its keys without train.decay."""
-    if not isinstance(train, Mapping):
-        return
-    stated = [f"train.{key}" for key in ("decay_steps", "decay_shape") if train.get(key) is not None]
-    keys = {"train.steps", "train.warmup_steps", "train.decay", *stated}
-    of = "your options" if keys & set(given) else where
-    if stated and train.get("decay") is None:
-        message = f"{of}: {' and '.join(stated)} belongs to wsd, but train.decay is not given"
-        yield Fault(message, 'use train.decay = "wsd"')
-        return
-    sizes: dict[str, Any] = {key: train.get(key, getattr(Train, key)) for key in ("steps", "warmup_steps")}
-    sizes |= {"decay_steps": train.get("decay_steps"), "decay": train.get("decay")}
-    if any(type(size) not in (int, NoneType) for key, size in sizes.items() if key != "decay") or sizes["steps"] < 1:
-        return
-    if not steps_elsewhere and (excess := excess_of(Train(**sizes))):
-        yield Fault(f"{of}: {excess}", "use a shorter warm-up or decay, or more train.steps")
-
-
-def _number(train: Any, key: str) -> float:
-    """The value of a key, or its default; NaN, with which every comparison is false, if it is not a number."""
-    value = train.get(key, getattr(Train, key)) if isinstance(train, Mapping) else None
-    with contextlib.suppress(ValueError, OverflowError):
-        value = read_count(value) if isinstance(value, str) else value
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-
-
 def _steps_are_newer(file: ExperimentFile, row: str | None, overridden: Collection[str]) -> bool:
     """Whether the command line, or a file that extends the one with the warm-up, decides the steps."""
     if "train.steps" in overridden:
         return True
-    layers = [_keys(tables, "train") for _, tables in file.stated_with(row)]
+    layers = [set(_table_at(tables, "train")) for _, tables in file.stated_with(row)]
     layers.append({key.removeprefix("train.") for key in overridden})
     newest_first = [keys & {"steps", "warmup_steps", "decay", "decay_steps"} for keys in reversed(layers)]
     return next((keys for keys in newest_first if keys), set()) == {"steps"}

@@ -4,9 +4,10 @@ Trainer, resumption and branches all use it, so that a user reads before a run w
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
+from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.settings.experiment import Train
 
@@ -75,6 +76,39 @@ def excess_of(train: Train) -> str:
         f"train.warmup_steps is {train.warmup_steps} and {decay}: together they are longer than the run of train.steps "
         f"= {train.steps}"
     )
+
+
+def schedule_faults(
+    train: Train, stated: Collection[str], where: str, given: Collection[str], steps_elsewhere: bool = False
+) -> Iterator[Fault]:
+    """The contradictions between keys of a schedule, of which those in `stated` have a value.
+
+    A fault names `where`, or "your options" if one of its dotted keys is in `given`. `steps_elsewhere`: the run's
+    length is decided elsewhere, and the warm-up is cut to it.
+    """
+
+    def named(*keys: str) -> str:
+        return "your options" if {f"train.{key}" for key in keys} & set(given) else where
+
+    of_wsd = [key for key in ("decay_steps", "decay_shape") if key in stated]
+    if train.min_lr > train.lr >= 0:
+        yield Fault(
+            f"{named('lr', 'min_lr')}: train.min_lr is {train.min_lr:g}, above train.lr, which is {train.lr:g}",
+            f"use train.min_lr = {train.lr:g} or less, or a larger train.lr",
+        )
+    if train.warmup_steps > train.steps >= 1 and not steps_elsewhere:
+        longer = f"is {train.warmup_steps:g}, longer than the run of train.steps = {train.steps:g}"
+        yield Fault(
+            f"{named('warmup_steps')}: train.warmup_steps {longer}",
+            f"use train.warmup_steps = {train.steps:g} or less, or more train.steps",
+        )
+    elif of_wsd and "decay" not in stated:
+        keys = " and ".join(f"train.{key}" for key in of_wsd)
+        message = f"{named('steps', 'warmup_steps', *of_wsd)}: {keys} belongs to wsd, but train.decay is not given"
+        yield Fault(message, 'use train.decay = "wsd"')
+    elif train.steps >= 1 and not steps_elsewhere and (excess := excess_of(train)):
+        message = f"{named('steps', 'warmup_steps', 'decay', *of_wsd)}: {excess}"
+        yield Fault(message, "use a shorter warm-up or decay, or more train.steps")
 
 
 def cut_schedule(train: Train, least_after_warmup: int = 0) -> tuple[Train, tuple[str, ...]]:

@@ -3,13 +3,13 @@
 from dataclasses import MISSING, asdict, fields
 from typing import Any
 
-from hpc_gpt.core.settings.experiment import Command, Experiment, Job, LayoutRequest
+from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.key_rules import without_defaults
-from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.services import SERVICES
 from hpc_gpt.core.settings.sized import Sized, model_table, program_tables
 from hpc_gpt.core.tables import toml_lines
+from hpc_gpt.core.typed_tables import read_tables
 
 
 def experiment_tables(resolved: Sized) -> dict[str, dict[str, Any]]:
@@ -42,13 +42,8 @@ def experiment_tables(resolved: Sized) -> dict[str, dict[str, Any]]:
 
 def experiment_of(resolved: Sized) -> Experiment:
     """The experiment that resolves to `resolved` with the same profile."""
-    tables = experiment_tables(resolved)
-    sizes = {name: getattr(resolved.model, name) for name in model_table(resolved)}
-    model, layout, job = Model(resolved.preset, **sizes), LayoutRequest(**tables["layout"]), Job(**tables["job"])
-    command = resolved.command or Command()
-    services = {name: getattr(resolved, name) for name in SERVICES}
-    copied = (resolved.data, resolved.engine, layout, resolved.train, job, command)
-    return Experiment(resolved.name, model, *copied, **services)
+    command = {} if resolved.command is None else {"command": asdict(resolved.command)}
+    return read_tables({"name": resolved.name, **experiment_tables(resolved), **command}, Experiment, "")[0]
 
 
 def experiment_text(resolved: Resolved, comment: str) -> str:

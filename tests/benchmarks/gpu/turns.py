@@ -24,10 +24,10 @@ from torch import Tensor
 
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.decide import resolve
-from hpc_gpt.core.settings.engines import fast_settings_of, with_fast_settings
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.planner.fast import fast_settings_of, with_fast_settings
 from hpc_gpt.planner.memory import predict_memory
 from hpc_gpt.planner.training import training_of
 from tests.benchmarks.gpu.peers import peer_of

@@ -28,9 +28,9 @@ engine free speed: name=deepspeed-3d zero_stage partition=layers tiles=1 recompu
     offload=none activation_offload=False loss_chunks=1 sharded_optimizer=False
     prefetch=True reshard=True megatron_args=() keep_residuals=False one_pass_loss=False fused_bias_gradients=False
     cp_exchange=heads gather_blocks
-layout free speed defaults=(None,1): cp ep
-layout never speed: etp global_batch
-layout free speed: tp pp dp shard gpus nodes micro_batch micro_batches
+layout free speed least=1 defaults=(None,1): cp ep
+layout never speed least=1: etp global_batch
+layout free speed least=1: tp pp dp shard gpus nodes micro_batch micro_batches
 layout free nothing: allow_tp_across_nodes=False
 train never speed: dtype=bf16 optimizer=adamw matmul=none
 train never speed least=0: clip=1.0

@@ -80,7 +80,7 @@ class EngineFacts(States):
     alternatives: ClassVar[Mapping[str, str]] = {}  # {a switch that it lacks: another setting that does the same}
     recomputes: ClassVar[tuple[Recompute, ...]] = RECOMPUTES
     compiles_edges: ClassVar[bool] = True  # whether embedding and head can be compiled, too
-    # {a fast setting (`core.settings.engines`): speed with it divided by speed without, compiled by block, on each of
+    # {a fast setting (`planner.fast`): speed with it divided by speed without, compiled by block, on each of
     # MEASURED_ON; None if it was not measured there}
     fast_ratios: ClassVar[Mapping[str, tuple[float | None, ...]]] = {}
     # Number formats in which it can train the layers' matrix products (train.matmul).

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from hpc_gpt.core.errors import Fault
@@ -31,7 +31,7 @@ def with_mix(data: Data) -> Data:
 def data_faults(experiment: Experiment, profile: ClusterProfile) -> Iterator[Fault]:
     """The contradictions in [data], without the bounds of its numbers."""
     data = with_mix(experiment.data)
-    yield from mixture_faults(data.source, data.path, data.mix, data.phases)
+    yield from _mixture_faults(data)
     if data.source in _NEED_PATH and not data.path and data.mix is None:
         yield Fault(
             f'data.source is "{data.source}", but data.path names {_NEED_PATH[data.source][0]}',
@@ -53,10 +53,9 @@ def data_faults(experiment: Experiment, profile: ClusterProfile) -> Iterator[Fau
         yield Fault(f"data.mask_documents is true, but {what} do not say which token ends a document", SET_END_TOKEN)
 
 
-def mixture_faults(
-    source: str, path: str | None, mix: Mapping[str, MixedSource] | None, phases: Sequence[float]
-) -> Iterator[Fault]:
-    """The fault of each contradiction in these keys of `[data]`."""
+def _mixture_faults(data: Data) -> Iterator[Fault]:
+    """The contradictions in the keys of a mixture."""
+    source, path, mix, phases = data.source, data.path, data.mix, data.phases
     if mix is None:
         without = "give the sources as [data.mix.NAME] with path and weight, or leave it out"
         if source == MIX:

@@ -16,6 +16,7 @@ from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of
 from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.rules import keys_of
 from hpc_gpt.core.settings.rules.data import with_mix
+from hpc_gpt.core.settings.rules.shape import no_class_note
 from hpc_gpt.core.settings.shape_split import split_faults
 from hpc_gpt.core.settings.sized import NO_MODEL, Sized, runs_program
 
@@ -308,3 +309,9 @@ def _size_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterator[
             yield Fault(f"{shown}, {len(blocks)} stages with {sum(blocks)} layers, but pp is {layout.pp} and the model "
                         f"has {shape.layers} layers; every stage needs one",
                         f"give {layout.pp} numbers above 0 that add up to {shape.layers}")  # fmt: skip
+
+
+def export_notes(engine: str, shape: ModelShape) -> tuple[str, ...]:
+    """The notes on what `export` will refuse of a run of an engine with this shape."""
+    note = "" if engine_named(engine).is_program else no_class_note(shape)
+    return (note,) if note else ()

@@ -25,15 +25,12 @@ from hpc_gpt.core.settings.shape_split import expert_faults
 from hpc_gpt.core.settings.sized import Sized
 
 _ALL_KEYS = "hpc-gpt help keys lists every key"
-# Sizes of [layout], each of which is at least 1.
-_SIZES = ("gpus", "nodes", "tp", "pp", "cp", "dp", "ep", "etp", "shard", "micro_batch", "micro_batches", "global_batch")
 _Rule = Callable[[Experiment, ClusterProfile], Iterator[Fault]]
 
 
 def faults_before(experiment: Experiment, profile: ClusterProfile, found: Sequence[Fault] = ()) -> list[Fault]:
     """The faults that need no decision, with those `found` before, in the order of the tables."""
-    faults = [*found]
-    sound = experiment
+    faults, sound = [*found], experiment
     for rules, reads in _BEFORE:
         of_rules = [fault for rule in rules for fault in rule(sound, profile)]
         faults += without_followers(of_rules, faults, reads)
@@ -55,12 +52,10 @@ def without_followers(
     faulty = {key for fault in found for key in keys_of(fault)}
     for fault in faults:
         keys = (*keys_of(fault), *reads, *(of_layout if fault.of_layout else ()))
-        if not any(_covers(one, other) or _covers(other, one) for one in faulty for other in keys):
+        # A table has the keys that begin with it.
+        pairs = ((f"{one}.", f"{other}.") for one in faulty for other in keys)
+        if not any(one.startswith(other) or other.startswith(one) for one, other in pairs):
             yield fault
-
-
-def _covers(one: str, other: str) -> bool:
-    return other == one or other.startswith(f"{one}.")
 
 
 def sound_part(experiment: Experiment, found: Sequence[Fault]) -> Experiment:
@@ -68,7 +63,7 @@ def sound_part(experiment: Experiment, found: Sequence[Fault]) -> Experiment:
     for key in {key for fault in found for key in keys_of(fault)}:
         table, _, name = key.partition(".")
         if table == "model":  # the other rules need some model
-            experiment = replace(experiment, model=_STAND_IN)
+            experiment = replace(experiment, model=Model(preset="gpt2"))
         elif key.startswith("data.mix."):  # a source alone says nothing
             experiment = replace(experiment, data=Data())
         elif table in TABLES:
@@ -81,34 +76,15 @@ def sound_part(experiment: Experiment, found: Sequence[Fault]) -> Experiment:
     return experiment
 
 
-_STAND_IN = Model(preset="gpt2")
-
-
-# --- bounds of single keys
-
-
-def _layout_sizes(experiment: Experiment, profile: ClusterProfile) -> Iterator[Fault]:
-    for name in _SIZES:
-        size = getattr(experiment.layout, name)
-        if size is not None and size < 1:
-            table = "" if name.endswith(("batch", "batches")) else "layout."
-            yield Fault(f"{table}{name} is {size}, but must be at least 1", f"give a positive {name}", True,
-                        (f"layout.{name}",))  # fmt: skip
-
-
-def _model_sizes(experiment: Experiment, profile: ClusterProfile) -> Iterator[Fault]:
-    return size_faults(experiment.model)
-
-
 def _numbers(experiment: Experiment, profile: ClusterProfile) -> Iterator[Fault]:
+    yield from size_faults(experiment.model)
+    for fault in number_faults("layout", experiment.layout, "give a number of at least 1"):
+        yield fault._replace(of_layout=True)
     train = experiment.train
     of_program = engine_named(experiment.engine.name).takes_command and not train.steps  # these may be unknown
     yield from number_faults("train", train, _ALL_KEYS, ("steps",) if of_program else ())
     yield from number_faults("job", experiment.job, _ALL_KEYS)
     yield from number_faults("data", experiment.data, _ALL_KEYS)
-
-
-# --- contradictions between keys
 
 
 def _model(experiment: Experiment, profile: ClusterProfile) -> Iterator[Fault]:
@@ -151,7 +127,7 @@ def _train(experiment: Experiment, profile: ClusterProfile) -> Iterator[Fault]:
 # The rules that need no decision, in groups, and the keys that all rules of a group read. A rule is left out if a group
 # before it has a fault of a key that it reads.
 _BEFORE: tuple[tuple[tuple[_Rule, ...], tuple[str, ...]], ...] = (
-    ((_model_sizes, _layout_sizes, _numbers), ()),
+    ((_numbers,), ()),
     ((_model, _train), ()),
     ((table_faults,), ("engine.name",)),
     ((data_faults,), ()),

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from hpc_gpt.core.engines import engines
-from hpc_gpt.core.settings.engines import FAST_SETTINGS, with_fast_settings
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.rules.engine import engine_faults
+from hpc_gpt.planner.fast import FAST_SETTINGS, with_fast_settings
 
 GPT2, LLAMA = preset("gpt2"), preset("llama3.2-1b")
 BLOCK = Engine("ddp", compile="block")

@@ -1,5 +1,4 @@
-"""The settings of [engine] that make a step faster at no other cost, the engines that have them by default, and what
-`export` refuses of an engine's run."""
+"""The settings of [engine] that make a step faster at no other cost, and the engines that have them by default."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -12,7 +11,6 @@ from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.rules.engine import engine_faults
-from hpc_gpt.core.settings.rules.shape import no_class_note
 from hpc_gpt.core.tables import toml_value
 
 # A file of an experiment never gets them unless it asks. A run without a file, and a new file by `init`, get those that
@@ -101,9 +99,3 @@ def fast_text() -> str:
         "*: uses ddp's ratios until it has its own. ZeRO-3 does not support edges. None of them applies with compile\n"
         "none, aot_eager, train.deterministic or a loss in chunks.\n"
     )
-
-
-def export_notes(engine: str, shape: ModelShape) -> tuple[str, ...]:
-    """The notes on what `export` will refuse of a run of an engine with this shape."""
-    note = "" if engine_named(engine).is_program else no_class_note(shape)
-    return (note,) if note else ()
