@@ -18,7 +18,7 @@ from hpc_gpt.core.ends.failures import LIVE, UNSPECIFIC, advice, meaning
 from hpc_gpt.core.ends.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, retry_note
 from hpc_gpt.core.ends.state import Facts, class_of
 from hpc_gpt.core.files import open_regular
-from hpc_gpt.core.format import class_and_cause
+from hpc_gpt.core.format import class_and_cause, without_figures
 from hpc_gpt.core.runs.checkpoints import command_of
 from hpc_gpt.core.runs.find_runs import name_here
 from hpc_gpt.core.runs.record import Record
@@ -289,10 +289,8 @@ def _left_out_of_copy(run: RunFolder, texts: Sequence[str]) -> str:
 
 
 def followed(echoes: Sequence[Failure]) -> list[tuple[str, int]]:
-    """Returns (message, count) of the consequences, the most frequent first; messages that differ only in numbers are
-    one."""
-    shapes = ("".join("#" if letter.isdigit() else letter for letter in failure.message[:120]) for failure in echoes)
-    return Counter(map(one_line, shapes)).most_common(_MOST_LISTED)
+    """Returns (message, count) of the consequences, the most frequent first, alike ones as one, as in notes."""
+    return Counter(one_line(without_figures(echo.message[:120])) for echo in echoes).most_common(_MOST_LISTED)
 
 
 def _failure_dict(failure: Failure) -> dict[str, Any]:
@@ -441,7 +439,7 @@ def _place_of(ended: str, cause_text: str | None, cause: Cause) -> Failure | Non
     """The failure in the logs that ended.json means: the one with its text, else the first of its class."""
     if cause_text:
         for failure in cause.ordered:
-            if one_line(failure.message)[:60] in cause_text:
+            if any(text[:60] in cause_text for text in (failure.message, one_line(failure.message))):
                 return failure
     of_class = [failure for failure in cause.ordered if failure.ended == ended and not failure.echo]
     return of_class[0] if of_class else None

@@ -61,10 +61,34 @@ KINDS = {
     "record": "Functions of a record",
 }
 FIGURES = (
-    *("engine", "gpus", "nodes", "tp", "pp", "cp", "dp", "zero_stage", "micro_batch", "micro_batches", "global_batch"),
+    *(
+        "name",
+        "engine",
+        "gpus",
+        "nodes",
+        "tp",
+        "pp",
+        "cp",
+        "dp",
+        "zero_stage",
+        "micro_batch",
+        "micro_batches",
+        "global_batch",
+    ),
     *("seq", "hidden", "layers", "heads", "vocab", "params", "params_active", "recompute", "dtype", "step_s"),
     *("tokens_per_s", "tokens_per_s_gpu", "tokens_total", "tflops_hardware", "tflops_model", "tflops_printed"),
-    *("mfu_printed", "loss_first", "loss_last", "loss_eval", "skipped_steps", "nan_steps", "save_s", "last_step"),
+    *(
+        "mfu",
+        "hfu",
+        "mfu_printed",
+        "loss_first",
+        "loss_last",
+        "loss_eval",
+        "skipped_steps",
+        "nan_steps",
+        "save_s",
+        "last_step",
+    ),
     *("memory_allocated_gib", "memory_reserved_gib", "ended", "cause", "advice", "node", "failed_node"),
 )
 _LONGEST_S = 60
@@ -88,8 +112,39 @@ LOGS = {
         "params": 25_033_831_424, "engine": "hf-deepspeed", "dtype": "fp16", "job_id": "1832555", "ended": "done",
     },
 }  # fmt: skip
-# {part, or the begin of its name: why it stays although no log here shows what it earns}
-BY_DECISION: dict[str, str] = {}
+# {begin of parts' names: why they stay although no log here shows what they earn}
+_OF_PUBLIC = "of 401 public logs that are not here"
+BY_DECISION = {
+    "failure amd_faults": "AMD's faults: there are no logs of them yet",
+    "failure fabric_faults": "faults of fabrics: there are no logs of them yet",
+    "failure slurm_words": "Slurm's own words, as its sources have them",
+    "failure collectives collective_timeout: see": "others never came: no node is to blame",
+    "failure error: ": "a start that may be repeated, with another advice than that of the class",
+    "failure node_failure: Ray": "Ray's word for a lost node",
+    "failure user_error: ": "a library's fixed text; without its row it is an error, which is started again in vain",
+    **dict.fromkeys(
+        ("failure error, of another", "failure user_error, of another", "failure gpu_faults error, of another",
+         "failure python_exceptions user_error, of another", "failure training_stopped walltime, of another"),
+        "an echo: without its row a consequence is the cause",
+    ),
+    "program collectives": "the sequence number that `never came` needs",
+    "program memory_exhausted": "the host's memory that tells whose kill a signal 9 is",
+    "program deepspeed": f"DeepSpeed's configuration, its chat and its skipped steps, in some {_OF_PUBLIC}",
+    "program internevo": f"figures of some {_OF_PUBLIC}",
+    "program megatron": "forks of 2025",
+    "program mmengine": "XTuner before 2025 prints it",
+    "program hpc_gpt_metrics": "our own metrics.jsonl without its run folder",
+    "rule ": "one of the products that hold in any training, and the axes that a layout leaves out: a row each",
+    "record epochs": f"lines of epochs: without it one wrong figure {_OF_PUBLIC}",
+    "record facts._compare": "the flag on a fact that is stated twice",
+    "record log_steps": f"samples and times of MLPerf's and others' lines: 16 figures {_OF_PUBLIC}",
+    "record own_run": "our runs on GPUs: the archives here are of a CPU",
+    "record params._compare": f"the flag on a count that the shape contradicts: else 4 wrong sizes {_OF_PUBLIC}",
+    "record params": "vocabulary, layers and counts of a shape that few logs state",
+    "record results": "mixtures of experts, and the memory of a pipeline's stages",
+    "record rules": f"contradictions: without them 3 wrong rates {_OF_PUBLIC}",
+    "record times": "a rate that grows with the step, a batch that grows, the flag on epochs",
+}  # fmt: skip
 
 
 @dataclass
@@ -490,24 +545,24 @@ def table(bench: Bench, every: Sequence[Part]) -> str:
     for part in every:
         found = in_a_fork(lambda part=part: bench.without(part))  # type: ignore[misc]
         earns = "all" if found is None else f"{found[0]}" + f" ({found[1]})" * (found[1] != 0)
-        print(
-            f"{part.kind:8}{part.size:>13}{earns:>12}  {part.name}" + " (by decision)" * bool(part.decision), flush=True
-        )
+        print(f"{part.kind:8}{part.size:>13}{earns:>12}  {part.name}", flush=True)
         of_kind.setdefault(part.kind, []).append(f"`{part.name}` {earns}")
     texts = [f"**{KINDS[kind]}**: {', '.join(each)}." for kind, each in of_kind.items()]
     wrapped = ["\n".join(textwrap.wrap(each, 140, break_on_hyphens=False)) for each in texts]
-    decisions = [f"| {begin} … | {why} |" for begin, why in BY_DECISION.items()]
+    decisions = [f"| {begin.strip()} … | {why} |" for begin, why in BY_DECISION.items()]
     return "\n\n".join([*wrapped, "\n".join(["| stays by decision | why |", "|---|---|", *decisions])]) + "\n"
 
 
-def names_on_the_page() -> list[tuple[str, str]]:
-    """(kind, name) of each part in the table."""
+def names_on_the_page() -> dict[tuple[str, str], str]:
+    """{(kind, name) of each part in the table: what it earns}."""
     written = PAGE.read_text(encoding="utf-8").split(MARKS[0])[1].split(MARKS[1])[0]
     kinds = {heading: kind for kind, heading in KINDS.items()}
     named = re.findall(r"^\*\*(.+?)\*\*: (.+?)\n\n", written, re.MULTILINE | re.DOTALL)
-    return [
-        (kinds[heading], " ".join(name.split())) for heading, text in named for name in re.findall(r"`([^`]+)`", text)
-    ]
+    return {
+        (kinds[heading], name): earns
+        for heading, text in named
+        for name, earns in re.findall(r"`([^`]+)` (\w+(?: \(-?\d+\))?)", " ".join(text.split()))
+    }
 
 
 def in_a_fork(work: Callable[[], tuple[int, int]]) -> tuple[int, int] | None:

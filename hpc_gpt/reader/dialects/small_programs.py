@@ -78,12 +78,6 @@ DIALECTS = (
         Pattern("save", r"\bCheckpoint policy after step (?P<step>\d{1,12})(?=\s*$)"),
         line("end", "End of training", START, ended="done", own=True),
     )),
-    # Levanter logs its bar as lines. Counts have three digits and an SI suffix (1.23kit), so steps are rounded.
-    Dialect("levanter", engine="levanter", flags=("the bar rounds steps to three digits",), patterns=(
-        Pattern("step",
-            r"\bProgress on:train (?P<step>\d{1,4}(?:\.\d{1,2})?[kM]?)it/(?P<steps_planned>\d{1,4}(?:\.\d{1,2})?[kM]?)it "
-            rf"rate:[^\n]{{0,300}}?postfix:[^\n]{{0,100}}?\bloss=(?P<loss>{NUMBER})(?=,|\s*$)"),
-    )),
     # torchvision's MetricLogger, and the programs with a copy of it: DETR, DeiT, MAE, DINO, V-JEPA, BLIP, LAVIS. A
     # figure is the median of the last 20 steps, with the mean so far in brackets, which LAVIS leaves out; the time is
     # the mean of these 20 steps. In `Epoch: [3]` and LAVIS' `data epoch: [3]` the count is in batches of an epoch, in
@@ -136,13 +130,6 @@ DIALECTS = (
         Pattern("start",
             r"\bStarting (?:SFT|RL) trainer in World\(world_size=(?P<gpus>\d{1,7}), [^\n]{0,200}?\bnum_nodes=(?P<nodes>\d{1,6})\)"),
         Pattern("fact", r"\bStarting training loop \(max_steps=(?P<steps_planned>\d{1,12})\)"),
-    )),
-    # timm: the updates of an epoch, counted from 0, with the time of the last one and the job's images per second.
-    Dialect("timm", engine="timm", patterns=(
-        step(r"\bTrain: (?P<epoch>\d{1,6}) \[ {0,8}(?P<step>\d{1,12})/(?P<epoch_steps>\d{1,12}) \( {0,2}\d{1,3}%\)\]"
-            r"(?=[^\n]{0,200}? Loss: )", "Train: ", loss=(" Loss: {1,8}", r"(?= \()"), step_s=(" Time: {1,8}", "s,"),
-            samples_per_s=(rf" Time: {{1,8}}{NUMBER}s, {{0,8}}", "/s"), lr=" LR: {1,8}"),
-        line("fact", " created, param count:{params}"),
     )),
     # XTuner: a line per step from each rank. The loss is `reduced_llm_loss`, the mean over the ranks; `tgs` is per GPU.
     # `local_loss` and, in versions of 2025, `total_loss` are one rank's, or include the losses of the router.
