@@ -135,6 +135,7 @@ BY_DECISION = {
     "program mmengine": "XTuner before 2025 prints it",
     "program hpc_gpt_metrics": "our own metrics.jsonl without its run folder",
     "rule ": "one of the products that hold in any training, and the axes that a layout leaves out: a row each",
+    "record figures": "shares of a device's peak",
     "record epochs": f"lines of epochs: without it one wrong figure {_OF_PUBLIC}",
     "record facts._compare": "the flag on a fact that is stated twice",
     "record log_steps": f"samples and times of MLPerf's and others' lines: 16 figures {_OF_PUBLIC}",
@@ -549,7 +550,8 @@ def table(bench: Bench, every: Sequence[Part]) -> str:
         of_kind.setdefault(part.kind, []).append(f"`{part.name}` {earns}")
     texts = [f"**{KINDS[kind]}**: {', '.join(each)}." for kind, each in of_kind.items()]
     wrapped = ["\n".join(textwrap.wrap(each, 140, break_on_hyphens=False)) for each in texts]
-    decisions = [f"| {begin.strip()} … | {why} |" for begin, why in BY_DECISION.items()]
+    begins = {why: [begin.strip() for begin, of in BY_DECISION.items() if of == why] for why in BY_DECISION.values()}
+    decisions = [f"| {', '.join(of)} … | {why} |" for why, of in begins.items()]
     return "\n\n".join([*wrapped, "\n".join(["| stays by decision | why |", "|---|---|", *decisions])]) + "\n"
 
 
