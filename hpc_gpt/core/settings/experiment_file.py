@@ -186,10 +186,8 @@ def load_experiment(
     experiment, found = read_tables(tables, Experiment, str(file.path), overridden)
     stated = {key for key, value in _table_at(tables, "train").items() if value is not None}
     found += without_followers(schedule_faults(experiment.train, stated, str(file.path), overridden, elsewhere), found)
-    if faults is None:
+    with gathered(faults):
         raise_faults(found)
-    else:
-        faults += found
     with gathered(faults):
         experiment = replace(experiment, data=_with_source(experiment.data, file, row, overrides or {}))
     with gathered(faults):

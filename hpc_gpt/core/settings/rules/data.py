@@ -33,10 +33,8 @@ def data_faults(experiment: Experiment, profile: ClusterProfile) -> Iterator[Fau
     data = with_mix(experiment.data)
     yield from _mixture_faults(data)
     if data.source in _NEED_PATH and not data.path and data.mix is None:
-        yield Fault(
-            f'data.source is "{data.source}", but data.path names {_NEED_PATH[data.source][0]}',
-            _NEED_PATH[data.source][1],
-        )
+        missing, hint = _NEED_PATH[data.source]
+        yield Fault(f'data.source is "{data.source}", but data.path names {missing}', hint)
     if data.begin_token and data.source not in ("stream", "random"):
         yield Fault(
             f'data.begin_token is for text that is tokenised as it is read, but data.source is "{data.source}"',
