@@ -1,5 +1,6 @@
 """Bad input: one line and a hint, the documented exit code, nothing written."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.api import submit
+from hpc_gpt.core.errors import ConfigError
 from tests.cli.command import error_of, in_process, without_slurm
 
 
@@ -64,3 +67,15 @@ def test_a_current_folder_that_was_deleted_is_named(tmp_path, words, code, said)
     script = f"unset HPC_GPT_LOGS; rmdir '{gone}' && exec '{sys.executable}' -P -m hpc_gpt {words}"
     done = subprocess.run(["bash", "-c", script], cwd=gone, capture_output=True, text=True, check=False)
     assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+
+
+def test_json_and_python_have_each_fault_apart():
+    settings = {"train.lr": -1.0, "data.workers": -1}
+    sets = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+    done = in_process("submit", "demo", "--cluster", "local", "--json", *sets, code=2)
+    told = json.loads(done.stderr.splitlines()[-1])
+    assert [fault["keys"] for fault in told["faults"]] == [["data.workers"], ["train.lr"]]
+    assert told["error"] == "\n".join(fault["message"] for fault in told["faults"])
+    with pytest.raises(ConfigError) as refusal:
+        submit("demo", settings, cluster="local")
+    assert [fault.keys for fault in refusal.value.faults] == [("data.workers",), ("train.lr",)]
