@@ -12,7 +12,7 @@ from typing import Any
 
 from hpc_gpt.core.ends.failures import MOST_UNSEEN
 from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.errors import ConfigError, raise_faults
+from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
 from hpc_gpt.core.runs.provenance import git_state
 from hpc_gpt.core.secrets import hide_secrets, hide_words
 from hpc_gpt.core.settings.cluster import ClusterProfile, user_default
@@ -29,7 +29,7 @@ from hpc_gpt.core.slurm.sbatch_words import Option, Sizes, array_numbers, option
 from hpc_gpt.core.slurm.script_lines import directives_of_srun
 from hpc_gpt.core.slurm.start_check import whole_node_partition
 from hpc_gpt.core.tables import close_matches
-from hpc_gpt.core.typed_tables import check_tables
+from hpc_gpt.core.typed_tables import check_tables, read_tables
 from hpc_gpt.launcher.prepared import PreparedRun, SbatchRequest
 from hpc_gpt.launcher.render import render_job_script
 from hpc_gpt.launcher.request import Request, ScriptRequest
@@ -90,9 +90,10 @@ def _prepare_script(
     """The run of a script. If the `file` of an experiment names the script, the run has the experiment's `name`. Raises
     ConfigError."""
     script = read_job_script(call.path)
-    tables = _keys(request.overrides)
+    tables, faults = _keys(request.overrides)
     job, of_profile = tables["job"], tables.pop("profile")
-    checked = check_tables({**of_profile, "name": profile.name}, ClusterProfile, "--set")
+    checked, of_values = read_tables({**of_profile, "name": profile.name}, ClusterProfile, "--set")
+    raise_faults([*faults, *of_values])
     profile = replace(profile, **{key: getattr(checked, key) for key in of_profile})
     is_local = profile.scheduler == "local"
     by_variable = [] if is_local else options_of_variables(os.environ)
@@ -153,9 +154,10 @@ def _without_request(script: JobScript, call: ScriptRequest) -> ConfigError:
     return ConfigError(f"{call.path} has no #SBATCH lines, and the command line no options of sbatch", hint)
 
 
-def _keys(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The overrides as keys of `job`, `command`, `train` and of the `profile`. Raises ConfigError for a key that a
-    script does not use."""
+def _keys(overrides: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[Fault]]:
+    """Returns (the overrides as keys of `job`, `command`, `train` and of the `profile`; the fault of each key that a
+    script does not use)."""
+    faults = list[Fault]()
     tables: dict[str, dict[str, Any]] = {
         "job": {},
         "command": {},
@@ -173,15 +175,13 @@ def _keys(overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         elif table in _TABLES or key in _TRAIN_KEYS:
             tables[table][name] = value
         else:
-            raise ConfigError(
-                f"{key} is not for a job script, which runs as it is",
-                close_matches(key, of_profile)
-                or "--set takes keys of [job], [command], [notify], [after], train.steps, and the profile's",
-            )
+            taken = "--set takes keys of [job], [command], [notify], [after], train.steps, and the profile's"
+            hint = close_matches(key, of_profile) or taken
+            faults.append(Fault(f"{key} is not for a job script, which runs as it is", hint, keys=(key,)))
     for name in ("run", "per", "setup", "resume", "snapshot", "link"):
         if name in tables["command"]:
-            raise ConfigError(f"command.{name} is not for a job script, which runs as it is", "leave it out")
-    return tables
+            faults.append(Fault(f"command.{name} is not for a job script, which runs as it is", "leave it out"))
+    return tables, faults
 
 
 def _sbatch_options(job: Mapping[str, Any], overrides: Mapping[str, Any]) -> list[str]:
