@@ -61,7 +61,6 @@ from hpc_gpt.core.slurm.clients import (
 )
 from hpc_gpt.core.slurm.environment import PATIENCE
 from hpc_gpt.core.slurm.reasons import NEVER, reason_text, with_maintenance
-from hpc_gpt.launcher.watch.restarts import read_restarts
 
 NO_ANSWER = "Slurm does not answer"
 # {job id: (long state name, reason)} as Slurm shows it; and one such table per cluster, None if it did not answer.
@@ -338,7 +337,11 @@ def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
     of_after = None if slurm is None else {job_id: job_state(state) for job_id, state in slurm.items()}
     run_state = read_run_state(run, resolved.train.log_every, slurm)
     state, cause = _state(run, run_state, jobs)
-    restarts = read_restarts(attempts, state in STARTED) if state not in ("done", "unknown") else None
+    restarts = None
+    if state not in ("done", "unknown"):
+        from hpc_gpt.launcher.watch.restarts import read_restarts
+
+        restarts = read_restarts(attempts, state in STARTED)
     ids = job_ids(run)
     step, pace = metrics.get("step"), None
     steps = resolved.train.steps or metrics.get("steps_planned")  # a program may print its planned steps

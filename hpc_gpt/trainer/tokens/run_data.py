@@ -23,7 +23,6 @@ from hpc_gpt.trainer.tokens.build import (
 )
 from hpc_gpt.trainer.tokens.end_token import check_end_of_stream, check_end_token, end_token
 from hpc_gpt.trainer.tokens.megatron import open_megatron
-from hpc_gpt.trainer.tokens.order import mixture_order
 from hpc_gpt.trainer.tokens.shard_stream import ShardSet, check_count, fraction_for, list_shards
 from hpc_gpt.trainer.tokens.sources import check_forms, find_path, places_searched
 from hpc_gpt.trainer.tokens.token_file import TokenFile, check_sum, check_tokens, open_tokens
@@ -294,6 +293,8 @@ class SourceUse(NamedTuple):
 
 def mixture_use(resolved: Resolved) -> dict[str, SourceUse]:
     """{name: a run's use of this source of its mixture}. Raises DataError as `open_file` does."""
+    from hpc_gpt.trainer.tokens.order import mixture_order  # few runs have a mixture
+
     uses = {}
     samples = mixture_order(resolved).counts(resolved.data_steps * resolved.batch.global_batch)
     for name, alone in sources_alone(resolved).items():
