@@ -125,8 +125,7 @@ def _decide_layout(
     A model below SMALL parameters, or an engine without a pipeline, splits over tp only if that is requested. `hints`:
     a refusal names layouts that would run.
     """
-    per_node = profile.gpus_per_node
-    gpus = request.gpus
+    per_node, gpus = profile.gpus_per_node, request.gpus
     pp, cp = request.pp or 1, request.cp or 1
     if gpus is None:
         if request.nodes is not None:
