@@ -87,8 +87,10 @@ def show_name(record: Record) -> str:
     >>> show_name(Record(name="demo", run="20261120-1")), show_name(Record(name="train", run="train-4711"))
     ('demo/20261120-1', 'train-4711')
     """
-    if record.name and record.run and (record.run.startswith(record.name) or record.dialect not in (None, "hpc-gpt")):
-        return record.run
+    if record.name and record.run:
+        is_log = record.dialect not in (None, "hpc-gpt") and not record.run.isdigit()  # a bare number says too little
+        if is_log or record.run.startswith(record.name):
+            return record.run
     return "/".join(part for part in (record.name, record.run) if part) or NOTHING
 
 
