@@ -7,7 +7,7 @@ import pytest
 from hpc_gpt.core.formulas import tflops_hardware, tflops_model
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.reader.records.figures import add_figures
-from hpc_gpt.report.tables import as_block, records_text
+from hpc_gpt.report.tables import all_columns, as_block, records_text
 from tests.reader.made_logs import dump, iterations, run_of
 
 FLOPS = ("tflops_seed", "tflops_hardware", "tflops_model")
@@ -152,7 +152,7 @@ def test_a_rate_of_one_gpu_gives_flops_without_the_gpus():
     ).record
     assert (record.gpus, record.tokens_per_s, record.tokens_per_s_gpu) == (None, None, 40_000)
     assert record.tflops_model == pytest.approx((6 * (217e6 - 32000 * 1024) + 12 * 12 * 1024 * 2048) * 40_000 / 1e12)
-    table = records_text([record])
+    table = records_text([record], columns=all_columns([record]))
     assert "Tokens/s per GPU" in table
     assert "40,000" in table
     assert "MFU printed" in table
