@@ -149,7 +149,8 @@ def test_three_steps_are_those_of_transformers(task: Task, found: Found, launch_
     for name, weight in ended.items():
         # In exact arithmetic the gradient of a key's bias is zero, so Adam's first steps take the sign of a rounding.
         limit = 2e-3 if name.endswith("qkv.bias") else 1e-5
-        torch.testing.assert_close(weight, plain.weights[name], rtol=0, atol=limit, msg=f"{name} after three steps")
+        wanted = plain.weights[name][: len(weight)]  # a checkpoint has no rows past the vocabulary
+        torch.testing.assert_close(weight, wanted, rtol=0, atol=limit, msg=f"{name} after three steps")
     # Without a step the folder is the one that it began from, bit for bit.
     write_hf(shape, ((name, unpadded(name, one)) for name, one in begun.items()), tmp_path / "out")
     theirs, ours = stored_in(folder / model), stored_in(tmp_path / "out")

@@ -176,7 +176,11 @@ def saved_weights(engine: Any, resolved: Resolved, folder: Path) -> dict[str, Te
     save_now(engine, new_folder(folder))
     if dist.get_rank():
         return {}
-    weights = {name: weight.clone() for name, weight in protocol.read_weights(folder, resolved)}
+    weights = {
+        name: weight.clone()
+        for name, weight in protocol.read_weights(folder, resolved)
+        if not name.endswith("choice_bias")
+    }
     shutil.rmtree(folder)
     return weights
 
