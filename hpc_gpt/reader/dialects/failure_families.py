@@ -108,11 +108,9 @@ _REGISTER = (
 _NODE_OF_RAY = (
     "Ray lost a node: its raylet.out and Slurm's accounting say which and why; exclude the node if it is broken"
 )
-_DATA_WORKERS = "a data worker died, most often for want of memory: ask for more (--mem), or start fewer workers"
 _CUDA_KERNEL = (
     "a kernel read or wrote outside its memory: find it with CUDA_LAUNCH_BLOCKING=1; Xid in dmesg is a GPU's fault"
 )
-_SERVER = "the server that the program asked closed the connection: read its log for why it ended"
 _CONTROLLER = "Slurm's controller did not answer in time: submit again"
 _MODEL_FOLDER = "name a folder that holds the model's config, weights and tokenizer, and that the nodes see"
 _NEWER_LIBRARY = "install the version that the message asks for into the environment of the job"
@@ -351,7 +349,6 @@ DIALECT = Dialect(
         *failure_family("gpu_memory", _ENGINE_MEMORY,
             says=("No available memory for the cache blocks | Free memory on device…less than desired GPU memory | "
             "larger than the available KV cache memory | larger than the maximum number of tokens that can be stored in KV")),
-        *failure_family("error", _DATA_WORKERS, says="background workers are no longer alive"),
         *failure_family("error", COLLECTIVE,
             says="unhandled cuda error | invalid argument, NCCL | internal error - please report | invalid usage"),
         # --- names and interfaces of the network between the nodes, then the world outside
@@ -389,7 +386,6 @@ DIALECT = Dialect(
         *failure_family("user_error", OTHER_SIZE,
             says=("checkpoint being loaded used a…world size | different…world size…checkpoint | "
             "saved…ranks…loaded | created with a world size | mismatch after resume ((")),
-        *failure_family("error", _SERVER, says="Remote end closed connection without response"),
         # --- files that are damaged, of another version, or not whole
         *failure_family("user_error", _NEWER_FILE, line="untagged enum ModelWrapper"),
         *failure_family("data", _UNFINISHED, says="No such file or directory: '…/.metadata'"),
