@@ -208,21 +208,26 @@ def _host(line: list[str]) -> str:
     return name or ""
 
 
+def _typed() -> list[str]:
+    """The words of the line that a shell completes. bash has `--host=NAME` as three."""
+    return os.environ.get("COMP_WORDS", "").replace(" = ", "=").split()[1:]
+
+
 def _run(arguments: list[str], debug: bool) -> int:
     if completes := "_HPC_GPT_COMPLETE" in os.environ:
         importlib.import_module("hpc_gpt.cli.completion")  # registers the class that answers bash
     try:
-        if host := _host(os.environ.get("COMP_WORDS", "").split()[1:] if completes else arguments):
-            from hpc_gpt.cli.on_host import OnHost
-
-            there = OnHost(host)
-            verb = group.get_command(click.Context(group), arguments[0]) if arguments else None
-            return there.complete() if completes else there.run(arguments, ["--debug"] * debug, verb)
         if arguments[:1] == [f"--from-host={__version__.rpartition('.')[0]}"]:
             from hpc_gpt.core.ssh import watch_connection
 
             watch_connection()
             del arguments[0]
+        elif host := _host(_typed() if completes else arguments):
+            from hpc_gpt.cli.on_host import OnHost
+
+            there = OnHost(host)
+            verb = group.get_command(click.Context(group), arguments[0]) if arguments else None
+            return there.complete() if completes else there.run(arguments, ["--debug"] * debug, verb)
         with at_work("--json" in arguments):
             code = group.main(args=arguments, prog_name="hpc-gpt", standalone_mode=False)
         sys.stdout.flush()

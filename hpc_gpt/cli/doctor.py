@@ -18,7 +18,6 @@ from hpc_gpt.core.errors import ConfigError, SlurmUnreachable
 from hpc_gpt.core.files import logs_folder
 from hpc_gpt.core.format import counted, plain
 from hpc_gpt.core.settings.experiment_file import find_experiment
-from hpc_gpt.core.slurm.environment import has_sbatch
 from hpc_gpt.core.terminal import say
 from hpc_gpt.launcher.request import Request, choose_profile, with_small
 
@@ -82,12 +81,11 @@ def _forgive(cluster: str, node: str) -> int:
         on_list = ", ".join(listed(cluster)) or "none"
         raise ConfigError(f"{node} is not on the list of bad nodes of {cluster}", f"on the list: {on_list}")
     say(f"{node} is off the list of bad nodes of {cluster}")
-    if has_sbatch():
-        from hpc_gpt.launcher.attempts import siblings
+    from hpc_gpt.launcher.attempts import siblings
 
-        with contextlib.suppress(SlurmUnreachable):
-            if jobs := siblings.forgive(cluster, node):
-                say(f"{counted(jobs, 'queued job')} may get it again")
+    with contextlib.suppress(SlurmUnreachable):
+        if jobs := siblings.forgive(cluster, node):
+            say(f"{counted(jobs, 'queued job')} may get it again")
     return 0
 
 

@@ -20,16 +20,15 @@ import click
 
 from hpc_gpt import __version__
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.files import config_dir, experiments_dir, replace_whole
+from hpc_gpt.core.files import config_dir, experiments_dir, read_start, replace_whole
 from hpc_gpt.core.format import show_bytes
 from hpc_gpt.core.secrets import is_credential_file
-from hpc_gpt.core.ssh import LOST, Host, Unreachable, at_home
+from hpc_gpt.core.ssh import Host, Unreachable, at_home
 from hpc_gpt.core.tables import read_toml
 from hpc_gpt.core.terminal import say
 
 MINOR = __version__.rpartition(".")[0]
 _MOST_BYTES = 10 << 20
-_LACKING = 213  # the exit code if the files of this request are not there yet
 _WITH_FILES = ("submit", "render", "plan")
 # Options whose values may be paths of files that the request needs.
 _FILE_OPTIONS = ("--cluster", "--with", "--template")
@@ -46,7 +45,7 @@ command -v "$1" >/dev/null || { printf '%s\\n' "$lacks" >&2; exit 127; }
 exec "$@"
 """
 _UNPACK = """
-[ ! -d "$folder" ] || exit 0
+[ ! -d "$folder" ] || exec touch "$folder"
 umask 077; mkdir -p "${folder%/*}" && new=$(mktemp -d "$folder.XXXXXX") && tar -xf - -C "$new" || exit 1
 mv -T "$new" "$folder" 2>/dev/null || rm -rf "$new"
 [ -d "$folder" ]
@@ -63,15 +62,13 @@ class OnHost:
         self.host = Host(name)
         path = config_dir() / "config.toml"
         settings = read_toml(path).get("hosts", {}).get(name, {}) if path.is_file() else {}
-        pip = f"pip install 'hpc-gpt=={MINOR}.*' there, or name its python under [hosts.{name}] in {path}"
-        self.hint = pip
-        lacks = f"Error: there is no hpc-gpt on {name}, and this one is {__version__}\n\nhint: {pip}"
+        self.hint = f"pip install 'hpc-gpt=={MINOR}.*' there, or name its python under [hosts.{name}] in {path}"
+        lacks = f"Error: there is no hpc-gpt on {name}, and this one is {__version__}\n\nhint: {self.hint}"
         self._find = f"python={shlex.quote(settings.get('python', ''))} lacks={shlex.quote(lacks)}\n"
 
     def script(self, *words: str, before: str = "") -> str:
         """The script of sh that runs the program with these words, each as sh reads it."""
-        passed = {key: os.environ[key] for key in ("NO_COLOR", "LANG", "TERM") if key in os.environ}
-        exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in passed.items())
+        exports = _exports(key for key in ("NO_COLOR", "LANG", "TERM") if key in os.environ)
         return f"{exports}{before}{self._find}set -- {' '.join(words)}{_START}"
 
     def check_version(self) -> None:
@@ -82,49 +79,44 @@ class OnHost:
 
     def complete(self) -> int:
         """Completes the user's line there; it never asks for a password."""
-        given = {key: value for key, value in os.environ.items() if key.startswith(("COMP_", "_HPC_GPT_COMPLETE"))}
-        named = re.search(r"\s--host(\s+|=)\S+", given.get("COMP_WORDS", ""))
-        if named is not None:
-            given |= {key: given[key].replace(named[0], "", 1) for key in ("COMP_LINE", "COMP_WORDS") if key in given}
-            if given.get("COMP_CWORD", "").isdecimal():
-                given["COMP_CWORD"] = str(int(given["COMP_CWORD"]) - len(named[0].split()))
-        exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in given.items())
+        line = _exports(key for key in os.environ if key.startswith(("COMP_", "_HPC_GPT_COMPLETE")))
         with contextlib.suppress(Unreachable):
-            said = self.host.ask(self.script(before=exports), "-q", "-oBatchMode=yes", "-oConnectTimeout=5")
-            sys.stdout.write(said.decode())
+            script = self.script(f"--from-host={MINOR}", before=line)
+            sys.stdout.write(self.host.ask(script, "-q", "-oBatchMode=yes", "-oConnectTimeout=5").decode())
         return 0
 
     def run(self, words: Sequence[str], options: Sequence[str], command: click.Command | None) -> int:
         """Runs a verb, whose `command` is known, and returns its exit code. `options` come before the verb. Raises
         ConfigError for a file that is not sent, Unreachable if there is no connection."""
-        there, files, before = list(map(shlex.quote, words)), Files({}), ""
-        if command is not None and words[0] in _WITH_FILES:
-            there, files = with_files(words, command)
-            if "--cluster local " in f"{' '.join(words)} ".replace("--cluster=", "--cluster "):
+        there, before, page = list(map(shlex.quote, words)), "", None
+        read = list(read_words(words, command)) if command is not None else []
+        named = [(at, option, path) for at, option, value in read if (path := path_here(option, value)) is not None]
+        if words[0] in _WITH_FILES:
+            files = Files(dict(pair for _, option, path in named for pair in files_of(option, path)))
+            for at, option, path in named:
+                there[at] = f"{option}=" * words[at].startswith(f"{option}=") + files.there(path)
+            if any((option, value) == ("--cluster", "local") for _, option, value in read):
                 say(f"note: --cluster local is {self.host.name} itself", err=True)
-        elif command is not None:
-            before = self._checks(words[at] for at, option, _ in named_files(words, command) if not option)
-        if files.folder:
-            before = f"[ -d {files.folder} ] && touch {files.folder} || exit {_LACKING}\n"
-        page, back = page_of(words), at_home(f".hpc-gpt/{secrets.token_hex(8)}.html")
-        if page is not None:
-            there[page[0]] = f"{page[1]}{back}"
-            before += f"mkdir -p {at_home('.hpc-gpt')}\n"
+            if files.folder:
+                self.host.ask(f"folder={files.folder}{_UNPACK}", given=files.archive)
+        else:
+            before = self._checks(words[at] for at, option, _ in named if not option)
+        back = at_home(f".hpc-gpt/{secrets.token_hex(8)}.html")
+        for at, option, value in read if words[0] == "report" else ():
+            if option == "--html":
+                from hpc_gpt.report.page import check_page_target
+
+                check_page_target(page := Path(value))
+                there[at] = words[at].removesuffix(value) + back
+                before += f"mkdir -p {at_home('.hpc-gpt')}\n"
         script = self.script(f"--from-host={MINOR}", *options, *there, before=before)
-        code, begun = self.host.run(script, follows=words[0] == "logs")
-        if code == _LACKING and files.folder:
-            self.host.ask(f"folder={files.folder}{_UNPACK}", given=files.archive)
-            code, begun = self.host.run(script)
-        if code == LOST or code < 0:
-            what = "what it has submitted there goes on" if begun else "nothing was started there"
-            hint = f"hpc-gpt --host {self.host.name} status shows it" if begun else f"try: ssh {self.host.name} true"
-            raise Unreachable(f"the connection to {self.host.name} ended: {what}", hint)
+        code = self.host.run(script, follows=words[0] == "logs")
         if code == 2:
             self.check_version()
         code = 2 if code == 127 else code  # there is no program, as the script has said
         if page is not None and (text := self.host.ask(f"cat {back} 2>/dev/null && rm {back} || :")):
-            replace_whole(page[2], text.decode())
-            say(f"brought {page[2]} from {self.host.name}", err=True)
+            replace_whole(page, text.decode())
+            say(f"brought {page} from {self.host.name}", err=True)
         return code
 
     def _checks(self, words: Iterable[str]) -> str:
@@ -137,6 +129,10 @@ class OnHost:
                 fault = shlex.quote(f"Error: {word} is on this machine, and not on {self.host.name}\n\n{hint}")
                 lines += f"[ -e {shlex.quote(word)} ] || {{ printf '%s\\n' {fault} >&2; exit 2; }}\n"
         return lines
+
+
+def _exports(variables: Iterable[str]) -> str:
+    return "".join(f"export {name}={shlex.quote(os.environ[name])}\n" for name in variables)
 
 
 class Files:
@@ -164,19 +160,8 @@ class Files:
         return shlex.quote(str(path.resolve().relative_to(own) if path.resolve().is_relative_to(own) else path))
 
 
-def with_files(words: Sequence[str], command: click.Command) -> tuple[list[str], Files]:
-    """(the words of sh, the files that go there): a word that names a file becomes its path there."""
-    named = list(named_files(words, command))
-    files = Files(dict(pair for _, option, path in named for pair in files_of(option, path)))
-    there = list(map(shlex.quote, words))
-    for at, option, path in named:
-        word = files.there(path)
-        there[at] = f"{option}={word}" if words[at].startswith(f"{option}=") and option else word
-    return there, files
-
-
-def named_files(words: Sequence[str], command: click.Command) -> Iterator[tuple[int, str, Path]]:
-    """(place, option or nothing, path) of each word that names a file here; a job script's own words do not count."""
+def read_words(words: Sequence[str], command: click.Command) -> Iterator[tuple[int, str, str]]:
+    """(place, option or nothing, value) of each value and other word up to a job script, whose words are its own."""
     from hpc_gpt.core.slurm.directives import is_job_script, options_of
 
     sbatch = options_of("sbatch")
@@ -185,26 +170,29 @@ def named_files(words: Sequence[str], command: click.Command) -> Iterator[tuple[
     while (at := at + 1) < len(words):
         word = words[at]
         if not word.startswith("-"):
-            path = next((path for path in (Path(word), Path(f"{word}.toml")) if path.parts and path.exists()), None)
-            if path is not None:
-                yield at, "", path
-                if is_job_script(path):
-                    return
-        if not word.startswith("-") or word == "--":
-            continue
-        name, equals, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], "")
-        if name in ours:
-            valued = not getattr(ours[name], "is_flag", False)
-        else:
-            long = sbatch.named(name[2:]) if name.startswith("--") else sbatch.letters.get(name[1:], "")
-            valued = sbatch.kinds.get(long) == "valued"
-        at += valued and not equals
-        path = Path(value if equals else words[at] if at < len(words) else "")
-        if name in _FILE_OPTIONS and path.parts and path.exists():
-            yield at, name, path
+            yield at, "", word
+            if is_job_script(Path(word)):
+                return
+        elif word != "--":
+            name, equals, value = word.partition("=") if word.startswith("--") else (word[:2], word[2:], "")
+            if name in ours:
+                valued = not getattr(ours[name], "is_flag", False)
+            else:
+                long = sbatch.named(name[2:]) if name.startswith("--") else sbatch.letters.get(name[1:], "")
+                valued = sbatch.kinds.get(long) == "valued"
+            at += valued and not equals
+            yield at, name, value if equals else "".join(words[at : at + 1])
 
 
-def files_of(option: str, path: Path) -> Iterator[tuple[Path, Path]]:
+def path_here(option: str, value: str) -> Path | None:
+    """The file or folder here that a value names, None without one; an experiment needs no suffix."""
+    if option and option not in _FILE_OPTIONS:
+        return None
+    names = [value] if option else [value, f"{value}.toml"]
+    return next((Path(name) for name in names if value and os.path.exists(name)), None)
+
+
+def files_of(option: str, path: Path) -> list[tuple[Path, Path]]:
     """(file, the folder that links must not leave) of what a word stands for: an experiment is also what it extends."""
     from hpc_gpt.core.settings.experiment_file import read_experiment
     from hpc_gpt.core.slurm.directives import is_job_script
@@ -215,7 +203,7 @@ def files_of(option: str, path: Path) -> Iterator[tuple[Path, Path]]:
     elif not option and not is_job_script(path):
         own = experiments_dir().resolve()  # the host has them
         files = [file for file, _ in read_experiment(str(path)).stated if not file.resolve().is_relative_to(own)]
-    return iter([(Path(os.path.abspath(file)), root if option else file.parent) for file in files])
+    return [(Path(os.path.abspath(file)), root if option else file.parent) for file in files]
 
 
 def check_file(file: Path, root: Path) -> None:
@@ -227,22 +215,7 @@ def check_file(file: Path, root: Path) -> None:
         why = "data, weights or a checkpoint"
     elif file.stat().st_size > _MOST_BYTES:
         why = f"larger than {show_bytes(_MOST_BYTES)}"
-    else:
-        with file.open("rb") as opened:
-            if is_credential_file(str(file), opened.read(4096), not file.stat().st_mode & 0o077):
-                why = "a credential"
+    elif is_credential_file(str(file), read_start(file, 4096), not file.stat().st_mode & 0o077):
+        why = "a credential"
     if why:
         raise ConfigError(f"{file} is not copied to the host: it is {why}", "copy it yourself, and give its path there")
-
-
-def page_of(words: Sequence[str]) -> tuple[int, str, Path] | None:
-    """(place, what stands before the path in its word, path) of the page that `report` is to write. Raises ConfigError
-    if it may not be written here."""
-    for at, word in enumerate(words) if words[:1] == ["report"] else ():
-        if word.partition("=")[0] == "--html" and ("=" in word or at + 1 < len(words)):
-            from hpc_gpt.report.page import check_page_target
-
-            before, path = ("--html=", word[7:]) if "=" in word else ("", words[at + 1])
-            check_page_target(Path(path))
-            return at + ("=" not in word), before, Path(path)
-    return None

@@ -25,7 +25,7 @@ from hpc_gpt.core.process import die_with_parent
 # The first line of ours on stdout, with the number of the process there.
 _BEGIN = 'echo "hpc-gpt-begins $$"\n'
 _BEGINS = re.compile(rb"hpc-gpt-begins (\d+)\n")
-LOST = 255  # ssh's own exit code
+_LOST = 255  # ssh's own exit code
 # A socket's path has at most 107 bytes, of which ssh needs 17 for a moment.
 _LONGEST_SOCKET = 90
 
@@ -47,7 +47,7 @@ class Host:
         if not re.search(rb"^controlpath (?!none$)", known.stdout, re.MULTILINE) and len(str(socket)) < _LONGEST_SOCKET:
             socket.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             percent = str(socket).replace("%", "%%")
-            options = ("ControlMaster=auto", "ControlPersist=10m", f"ControlPath={percent}")
+            options = ("ControlMaster=auto", "ControlPersist=10m", f'ControlPath="{percent}"')
             self._ssh += [word for option in options for word in ("-o", option)]
 
     def command(self, script: str, *options: str) -> list[str]:
@@ -62,25 +62,28 @@ class Host:
         done = subprocess.run(command, input=given or b"", stdout=subprocess.PIPE, check=False)
         begin = _BEGINS.search(done.stdout)
         if done.returncode or begin is None:
-            raise Unreachable(f"{self.name} did not answer (exit code {done.returncode})", f"try: ssh {self.name} true")
+            raise self._silent(done.returncode)
         return done.stdout[begin.end() :]
 
-    def run(self, script: str, follows: bool = False) -> tuple[int, bool]:
-        """(exit code, whether the script is known to have begun) of a script on this process's terminal, or with its
-        stdin, stdout and stderr. Ctrl-C goes to the process there, which decides what it means. If the reader of stdout
-        leaves, it goes on there, unless it only `follows` a log."""
+    def run(self, script: str, follows: bool = False) -> int:
+        """The exit code of a script on this process's terminal, or with its stdin, stdout and stderr. Ctrl-C goes to
+        the process there, which decides what it means. If the reader of stdout leaves, it goes on there, unless it only
+        `follows` a log. Raises Unreachable without a connection, and if that is lost."""
         if os.isatty(0) and os.isatty(1):
+            check = [*self._ssh, "-O", "check", "--", self.name]
+            if subprocess.run(check, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode:
+                self.ask(":")  # connects: from here on ssh's exit code means a lost connection
             quiet = "-oLogLevel=ERROR"  # else it says at the end that the connection is closed
-            return subprocess.run(self.command(script, "-t", quiet), check=False).returncode, True
+            return self._code_of(subprocess.run(self.command(script, "-t", quiet), check=False).returncode)
         command, stdin = self.command(f"{_BEGIN}{script}", "-T"), subprocess.DEVNULL if os.isatty(0) else None
         process = subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, preexec_fn=_without_interrupts)
         pid: list[str] = []
 
         def interrupt(number: int, frame: FrameType | None) -> None:
-            if pid:
-                subprocess.Popen(self.command(f"kill -INT {pid[0]}", "-T"), stdin=subprocess.DEVNULL)
-            else:
+            if not pid:
                 process.terminate()
+                raise KeyboardInterrupt
+            subprocess.Popen(self.command(f"kill -INT {pid[0]}", "-T"), stdin=subprocess.DEVNULL)
 
         before = signal.signal(signal.SIGINT, interrupt)
         try:
@@ -89,7 +92,18 @@ class Host:
             process.stdout.close()  # type: ignore[union-attr]
             code = process.wait()
             signal.signal(signal.SIGINT, before)
-        return code, bool(pid)
+        return self._code_of(code, bool(pid))
+
+    def _silent(self, code: int) -> Unreachable:
+        return Unreachable(f"{self.name} did not answer (exit code {code})", f"try: ssh {self.name} true")
+
+    def _code_of(self, code: int, begun: bool = True) -> int:
+        if 0 <= code < _LOST:
+            return code
+        if not begun:
+            raise self._silent(code)
+        what = f"the connection to {self.name} ended: what it has submitted there goes on"
+        raise Unreachable(what, f"hpc-gpt --host {self.name} status shows it")
 
     @staticmethod
     def _copy(process: subprocess.Popen[bytes], pid: list[str], follows: bool) -> None:

@@ -44,11 +44,11 @@ _SOON_S = 60.0
 _PAIR = re.compile(r"(\w+)=(\S*)")
 
 
-def check_reachable(dry: bool = True) -> None:
+def check_reachable() -> None:
     """Raises SlurmUnreachable unless sbatch is installed and a controller answers, JobRefused as `check_is_slurm`."""
     if not has_sbatch():
         raise SlurmUnreachable("no sbatch on this machine", "run on a login node, or use --cluster local")
-    check_is_slurm(dry)
+    check_is_slurm()
     answer = ask(["scontrol", "ping"], timeout_s=_PING_S)
     if answer.code != 0 or " is UP" not in answer.stdout:
         message = answer.sentence.partition("; *")[0]  # without a configuration, four lines; the last one says so
@@ -58,16 +58,15 @@ def check_reachable(dry: bool = True) -> None:
         )
 
 
-def check_is_slurm(dry: bool = True) -> None:
-    """Raises JobRefused if sbatch here belongs to another scheduler; `dry` as in `other_scheduler`."""
-    if name := other_scheduler(dry):
+def check_is_slurm() -> None:
+    """Raises JobRefused if sbatch here belongs to another scheduler."""
+    if name := other_scheduler():
         raise JobRefused(f"sbatch here is {name}, not Slurm: {CHAIN_NEEDS}", "hpc-gpt render writes a script")
 
 
-def other_scheduler(dry: bool = True) -> str:
+def other_scheduler() -> str:
     """The name and version that sbatch prints if they are not Slurm's; empty if they are, if it prints none, as some
-    sites' wrappers do, or if it is not installed. After a submission, which is not `dry`, the answer is in the state
-    folder, and this sbatch is not asked again."""
+    sites' wrappers do, or if it is not installed. The answer is kept in the state folder: an sbatch is asked once."""
     path = shutil.which("sbatch")
     if path is None:
         return ""
@@ -81,12 +80,11 @@ def other_scheduler(dry: bool = True) -> str:
         answer = ask(["sbatch", "--version"], timeout_s=_VERSION_S)
     except SlurmUnreachable:
         return ""
-    named = re.match(r"(?!slurm)[a-z][\w-]* v?\d+\.\d[\w.+-]*", answer.stdout, re.IGNORECASE)
+    named = re.match(r"[a-z][\w-]* v?\d+\.\d[\w.+-]*", answer.stdout, re.IGNORECASE)
     name = named[0] if named and answer.code == 0 and "slurm" not in answer.stdout.lower() else ""
-    if not dry:
-        with contextlib.suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            replace_whole(file, f"{key}\n{name}")
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_whole(file, f"{key}\n{name}")
     return name
 
 

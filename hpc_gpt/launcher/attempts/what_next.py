@@ -125,9 +125,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         job, ended = ShownJob(_excluded(shown), put_back, ran_s, shown, left), int(waited[0]) if waited else None
         line = decide_next(run, attempt, slurm, cause, job, time.time(), ended)
-        if bad_nodes.found(resolved.cluster.name, run.run_id, attempt.started().get("started") or 0.0):
-            with contextlib.suppress(OSError):
-                (attempt.folder / "bad-nodes").touch()  # job.sh then starts siblings.py, once the run goes on
+        if bad := bad_nodes.found(resolved.cluster.name, run.run_id, attempt.started().get("started") or 0.0):
+            with contextlib.suppress(OSError):  # job.sh starts siblings.py with them, once the run goes on
+                (attempt.folder / "bad-nodes").write_text(" ".join(bad), encoding="utf-8")
         code = 0 if waited and attempt.verdict().get("ended") in GOOD else code
         print(f"{line} {code}", flush=True)
     except UserError as fault:

@@ -288,7 +288,7 @@ continue_or_end() { # Python's line: again|restart|stop PAUSE_S NODES JOBS CODE.
   # shellcheck disable=SC2086
   set -- $answer && rc=${5:-$rc}
   if [ "$1" = again ] && [ -z "${HPC_GPT_ALLOCATION:-}" ]; then continue_run "$2" "$3" "$4"; fi
-  [ ! -e "$attempt/bad-nodes" ] || [ -n "${HPC_GPT_ALLOCATION:-}" ] || within 30 "${python[@]}" -m hpc_gpt.launcher.attempts.siblings "$HPC_GPT_RUN" "$n" </dev/null || :
+  [ ! -e "$attempt/bad-nodes" ] || [ -n "${HPC_GPT_ALLOCATION:-}" ] || within 20 "${python[@]}" -m hpc_gpt.launcher.attempts.siblings "$HPC_GPT_RUN" "$n" </dev/null || :
 }
 restarts_here() { # whether the next attempt starts in this job; after the pause Python looks at the job again
   [[ ! $answer =~ ^restart\ ([1-9][0-9]*) ]] || { sleep "${BASH_REMATCH[1]}" & wait "$!"; continue_or_end "$?"; }
