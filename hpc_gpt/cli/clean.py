@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import click
@@ -54,7 +53,7 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
             hint = f"hpc-gpt stop {room.run.run_id} first, or wait for its end" if room.state in LIVE else again
             raise UserError(f"run {room.run.run_id} is not cleaned: {room.refused}", hint)
     if yes:
-        remove_sent(logs_folder(), time.time())
+        remove_sent(logs_folder())
     done: list[RunRoom] = []
     with progress_as_json(as_json):
         for room in rooms:

@@ -23,7 +23,7 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import config_dir, experiments_dir, read_start, replace_whole
 from hpc_gpt.core.format import show_bytes
 from hpc_gpt.core.secrets import is_credential_file
-from hpc_gpt.core.ssh import Host, Unreachable, at_home
+from hpc_gpt.core.ssh import Host, Unreachable
 from hpc_gpt.core.tables import read_toml
 from hpc_gpt.core.terminal import say
 
@@ -49,6 +49,12 @@ _UNPACK = """
 umask 077; mkdir -p "${folder%/*}" && new=$(mktemp -d "$folder.XXXXXX") && tar -xf - -C "$new" || exit 1
 mv -T "$new" "$folder" 2>/dev/null || rm -rf "$new"
 [ -d "$folder" ]
+"""
+# Paths of this machine that are to be there, too.
+_CHECK = """for path in {}; do [ -e "$path" ] || {{
+  printf 'Error: %s is on this machine, and not on %s\\n\\n' "$path" {} >&2
+  echo "hint: copy it there, or use --host '' for this machine" >&2; exit 2
+}}; done
 """
 
 
@@ -90,25 +96,26 @@ class OnHost:
         ConfigError for a file that is not sent, Unreachable if there is no connection."""
         there, before, page = list(map(shlex.quote, words)), "", None
         read = list(read_words(words, command)) if command is not None else []
-        named = [(at, option, path) for at, option, value in read if (path := path_here(option, value)) is not None]
+        named = [(*word, path) for word in read if (path := path_here(*word[1:])) is not None]
         if words[0] in _WITH_FILES:
-            files = Files(dict(pair for _, option, path in named for pair in files_of(option, path)))
-            for at, option, path in named:
-                there[at] = f"{option}=" * words[at].startswith(f"{option}=") + files.there(path)
+            files = Files(dict(pair for _, option, _, path in named for pair in files_of(option, path)))
+            for at, _, value, path in named:
+                there[at] = words[at].removesuffix(value) + files.there(path)
             if any((option, value) == ("--cluster", "local") for _, option, value in read):
                 say(f"note: --cluster local is {self.host.name} itself", err=True)
             if files.folder:
                 self.host.ask(f"folder={files.folder}{_UNPACK}", given=files.archive)
         else:
-            before = self._checks(words[at] for at, option, _ in named if not option)
-        back = at_home(f".hpc-gpt/{secrets.token_hex(8)}.html")
+            paths = [there[at] for at, option, value, _ in named if not option and "/" in value]  # else a run's name
+            before = _CHECK.format(" ".join(paths), shlex.quote(self.host.name))
+        back = f'"$HOME"/.hpc-gpt/{secrets.token_hex(8)}.html'
         for at, option, value in read if words[0] == "report" else ():
             if option == "--html":
                 from hpc_gpt.report.page import check_page_target
 
                 check_page_target(page := Path(value))
                 there[at] = words[at].removesuffix(value) + back
-                before += f"mkdir -p {at_home('.hpc-gpt')}\n"
+                before += 'mkdir -p "$HOME/.hpc-gpt"\n'
         script = self.script(f"--from-host={MINOR}", *options, *there, before=before)
         code = self.host.run(script, follows=words[0] == "logs")
         if code == 2:
@@ -118,17 +125,6 @@ class OnHost:
             replace_whole(page, text.decode())
             say(f"brought {page} from {self.host.name}", err=True)
         return code
-
-    def _checks(self, words: Iterable[str]) -> str:
-        """Lines of sh that end if a path of this machine, which does not go there, is not there. A word without a slash
-        may be a run's name."""
-        lines = ""
-        for word in words:
-            if "/" in word:
-                hint = "hint: copy it there, or use --host '' for this machine"
-                fault = shlex.quote(f"Error: {word} is on this machine, and not on {self.host.name}\n\n{hint}")
-                lines += f"[ -e {shlex.quote(word)} ] || {{ printf '%s\\n' {fault} >&2; exit 2; }}\n"
-        return lines
 
 
 def _exports(variables: Iterable[str]) -> str:
@@ -150,7 +146,7 @@ class Files:
                 entry.size, entry.mode = len(content), 0o700 if os.access(file, os.X_OK) else 0o600
                 tar.addfile(entry, io.BytesIO(content))
         self.archive = buffer.getvalue()
-        self.folder = at_home(f".hpc-gpt/sent/{hashlib.sha256(self.archive).hexdigest()[:16]}") if files else ""
+        self.folder = f'"$HOME"/.hpc-gpt/sent/{hashlib.sha256(self.archive).hexdigest()[:16]}' if files else ""
 
     def there(self, path: Path) -> str:
         """The path of a file or a folder there, as a word of sh; below experiments/ it is the host's own."""

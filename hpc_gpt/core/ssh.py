@@ -10,7 +10,6 @@ import hashlib
 import os
 import re
 import select
-import shlex
 import signal
 import subprocess
 import sys
@@ -92,7 +91,7 @@ class Host:
             process.stdout.close()  # type: ignore[union-attr]
             code = process.wait()
             signal.signal(signal.SIGINT, before)
-        return self._code_of(code, bool(pid))
+        return 0 if follows and reader_left() else self._code_of(code, bool(pid))
 
     def _silent(self, code: int) -> Unreachable:
         return Unreachable(f"{self.name} did not answer (exit code {code})", f"try: ssh {self.name} true")
@@ -142,8 +141,3 @@ def watch_connection() -> None:
         os.kill(os.getpid(), signal.SIGHUP)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def at_home(path: str) -> str:
-    """A path below the home folder there, as a word of sh."""
-    return f'"$HOME"/{shlex.quote(path)}'

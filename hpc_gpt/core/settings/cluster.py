@@ -333,9 +333,6 @@ def _with_parent(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     return merge_tables(_with_parent(extended, (*seen, path.resolve())), tables)
 
 
-_OF_USER = ("cluster", "host", "hosts")
-
-
 def user_default() -> str | None:
     """The profile named by `cluster = "…"` in the user's `config.toml`; None without one."""
     path = config_dir() / "config.toml"
@@ -343,11 +340,11 @@ def user_default() -> str | None:
         return None
     settings = read_toml(path)
     hint = 'this file names your profile, cluster = "NAME"; the profile itself is clusters/NAME.toml beside it'
-    known = f"known here: {', '.join(_OF_USER)}"
+    known = ("cluster", "host", "hosts")
     faults = [
-        Fault(f"{path}: unknown key {key}; {close_matches(key, _OF_USER) or known}", hint)
+        Fault(f"{path}: unknown key {key}; {close_matches(key, known) or 'known here: ' + ', '.join(known)}", hint)
         for key in settings
-        if key not in _OF_USER
+        if key not in known
     ]
     chosen = settings.get("cluster")
     if chosen is not None and not isinstance(chosen, str):

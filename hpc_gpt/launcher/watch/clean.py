@@ -242,11 +242,11 @@ def clean(run: RunFolder, rules: CleanRules, say: Callable[[str], object]) -> Ru
     return room
 
 
-def remove_sent(logs: Path, now: float) -> None:
+def remove_sent(logs: Path) -> None:
     """Removes what `--host` has sent here, if that was 30 days ago or earlier and no run in `logs` names its folder."""
     with contextlib.suppress(OSError):  # of another user, or not there
         sent = (Path.home() / ".hpc-gpt" / "sent").iterdir()
-        old = [path for path in sent if path.stat().st_mtime < now - 30 * 86400]
+        old = [path for path in sent if path.stat().st_mtime < time.time() - 30 * 86400]
         named = "".join(map(read_text, logs.glob("*/*/provenance.json"))) if old else ""
         for path in old:
             if path.name not in named:
