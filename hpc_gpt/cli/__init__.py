@@ -208,21 +208,18 @@ def _host(line: list[str]) -> str:
     return name or ""
 
 
-def _typed() -> list[str]:
-    """The words of the line that a shell completes. bash has `--host=NAME` as three."""
-    return os.environ.get("COMP_WORDS", "").replace(" = ", "=").split()[1:]
-
-
 def _run(arguments: list[str], debug: bool) -> int:
+    line = arguments
     if completes := "_HPC_GPT_COMPLETE" in os.environ:
         importlib.import_module("hpc_gpt.cli.completion")  # registers the class that answers bash
+        line = os.environ.get("COMP_WORDS", "").replace(" = ", "=").split()[1:]  # in bash --host=NAME is three words
     try:
         if arguments[:1] == [f"--from-host={__version__.rpartition('.')[0]}"]:
             from hpc_gpt.core.ssh import watch_connection
 
             watch_connection()
             del arguments[0]
-        elif host := _host(_typed() if completes else arguments):
+        elif host := _host(line):
             from hpc_gpt.cli.on_host import OnHost
 
             there = OnHost(host)

@@ -13,7 +13,7 @@ import secrets
 import shlex
 import sys
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -34,6 +34,8 @@ _WITH_FILES = ("submit", "render", "plan")
 _FILE_OPTIONS = ("--cluster", "--with", "--template")
 # Data, weights and checkpoints: too large, or the host's own.
 _NEVER = re.compile(r"\.(tokens|bin|idx|safetensors|pt|pth|ckpt|gguf|np[yz]|parquet|distcp|h5|jsonl)", re.IGNORECASE)
+# Variables that go there: the user's wishes, and the line that TAB completes.
+_PASSED = re.compile(r"NO_COLOR|LANG|TERM|COMP_\w+|_HPC_GPT_COMPLETE")
 # Sets "$@" to the program and its words. A login shell is asked for its PATH if the program is not in this one.
 _START = """
 export HPC_GPT_HOST=
@@ -74,7 +76,8 @@ class OnHost:
 
     def script(self, *words: str, before: str = "") -> str:
         """The script of sh that runs the program with these words, each as sh reads it."""
-        exports = _exports(key for key in ("NO_COLOR", "LANG", "TERM") if key in os.environ)
+        passed = {key: value for key, value in os.environ.items() if _PASSED.fullmatch(key)}
+        exports = "".join(f"export {key}={shlex.quote(value)}\n" for key, value in passed.items())
         return f"{exports}{before}{self._find}set -- {' '.join(words)}{_START}"
 
     def check_version(self) -> None:
@@ -85,9 +88,8 @@ class OnHost:
 
     def complete(self) -> int:
         """Completes the user's line there; it never asks for a password."""
-        line = _exports(key for key in os.environ if key.startswith(("COMP_", "_HPC_GPT_COMPLETE")))
+        script = self.script(f"--from-host={MINOR}")
         with contextlib.suppress(Unreachable):
-            script = self.script(f"--from-host={MINOR}", before=line)
             sys.stdout.write(self.host.ask(script, "-q", "-oBatchMode=yes", "-oConnectTimeout=5").decode())
         return 0
 
@@ -125,10 +127,6 @@ class OnHost:
             replace_whole(page, text.decode())
             say(f"brought {page} from {self.host.name}", err=True)
         return code
-
-
-def _exports(variables: Iterable[str]) -> str:
-    return "".join(f"export {name}={shlex.quote(os.environ[name])}\n" for name in variables)
 
 
 class Files:
