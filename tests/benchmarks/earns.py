@@ -132,6 +132,7 @@ BY_DECISION = {
     "program deepspeed": f"DeepSpeed's configuration, its chat and its skipped steps, in some {_OF_PUBLIC}",
     "program internevo": f"figures of some {_OF_PUBLIC}",
     "program megatron": "forks of 2025",
+    "program mmengine": "mmcls-like logs, which an issue names beside ms-swift's and OLMo's",
     "program hpc_gpt_metrics": "our own metrics.jsonl without its run folder",
     "rule ": "one of the products that hold in any training, and the axes that a layout leaves out: a row each",
     "record figures": "shares of a device's peak",

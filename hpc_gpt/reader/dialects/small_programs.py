@@ -1,6 +1,6 @@
 """Programs with a few lines each. The head of a step's line is followed by its figures, in any order."""
 
-from hpc_gpt.reader.pattern import END, NUMBER, START, Dialect, Pattern, entries, later, line, named, step
+from hpc_gpt.reader.pattern import END, NUMBER, START, STOP_OR_END, Dialect, Pattern, entries, later, line, named, step
 
 _OURS = ("loss_eval", "grad_norm", "balance_loss", "z_loss", "expert_load", "experts_dead", "lr", "step_s", "tokens_per_s",
          "memory_allocated_gib", "memory_reserved_gib")  # fmt: skip
@@ -13,6 +13,12 @@ _METRIC_LOGGER = (
     + later(" max mem: ", "memory_allocated_mib", END)
 )
 _ETA = r"\](?= {1,4}eta: (?=[^\n]{0,3000} data: ))"
+
+_MMENGINE = (
+    r"(?=[^\n]{0,400}? time: )"
+    + named(lr=" lr: ", step_s=" time: ", grad_norm=" grad_norm: ", memory_allocated_mib=" memory: ")
+    + named(STOP_OR_END, loss=" loss: ")
+)
 
 _SHORT = r"\d{1,12}(?:\.\d{1,4})?[KMBT]?"
 
@@ -90,6 +96,21 @@ DIALECTS = (
             lr=("Learning Rate ", "(?=,)"), steps_per_s=("It/sec ", "(?=,)"), tokens_per_s=("Tokens/sec ", "(?=,)"),
             consumed_tokens=("Trained Tokens ", "(?=,| GB)"), memory_allocated_gb=("Peak mem ", "(?=,| GB)")),
         line("eval", "Iter {step}: Val loss {loss_eval}, Val took {}s"),
+    )),
+    # MMEngine: OpenMMLab's trainers and XTuner before its version 1. Peak memory is allocated, in MiB; the time is per
+    # iteration. `Iter(train)` counts all iterations, `Epoch(train)` the iterations of an epoch. With accumulated
+    # gradients an iteration is not a step.
+    # Before, MMCV's runner: `Epoch [3][50/5005]`, and `Iter [50/160000]` of all iterations.
+    Dialect("mmengine", engine="mmengine", patterns=(
+        *(Pattern("step", rf"(?<!\S){count}/(?P<{goal}>\d{{1,12}})\]\s" + _MMENGINE, literal=literal)
+            for count, goal, literal in (
+                (r"Epoch \[(?P<epoch>\d{1,6})\]\[(?P<step>\d{1,12})", "epoch_steps", "Epoch ["),
+                (r"Iter \[(?P<step>\d{1,12})", "steps_planned", "Iter ["))),
+        Pattern("step", r"\bIter\(train\) {1,4}\[ {0,12}(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})\]" + _MMENGINE,
+            literal="Iter(train) "),
+        Pattern("step",
+            r"\bEpoch\(train\) {1,4}\[ {0,6}(?P<epoch>\d{1,6})\]\[ {0,12}(?P<step>\d{1,12})/(?P<epoch_steps>\d{1,12})\]"
+            + _MMENGINE, literal="Epoch(train) "),
     )),
     # picotron. Its global batch is in tokens; its memory is the allocator's reserved memory, in 10^9 bytes.
     Dialect("picotron", engine="picotron", flags=("picotron rounds tokens to two decimals of K, M or B",), patterns=(

@@ -49,6 +49,7 @@ UNTOLD = {
     },
     "gpt_neox": {"zero_optimization"},
     "megatron_bridge": {"allocated", "reserved"},
+    "mmengine": {"loss"},
     "torchtune": {"loss", "tokens_per_s_gpu", "grad_norm", "reserved"},
 }
 # The forms of Megatron's line over the years.
