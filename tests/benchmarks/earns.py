@@ -119,9 +119,30 @@ BY_DECISION = {
     "failure fabric_faults": "faults of fabrics: there are no logs of them yet",
     "failure slurm_words": "Slurm's own words, as its sources have them",
     "failure collectives collective_timeout: see": "others never came: no node is to blame",
-    "failure error: ": "a start that may be repeated, with another advice than that of the class",
-    "failure node_failure: Ray": "Ray's word for a lost node",
-    "failure user_error: ": "a library's fixed text; without its row it is an error, which is started again in vain",
+    "failure error: Slurm's": "Slurm's own words, as its sources have them",
+    "failure error: the server": "a server's fault passes: without its row the same words are a node without internet",
+    "failure node_failure: Ray": "the issue on causes names it",
+    "failure user_error: correct setup": "our own job script prints it",
+    **dict.fromkeys(
+        (
+            f"failure user_error: {cure}"
+            for cure in ("correct the option", "install the version", "let the job", "name a file", "name a folder",
+                         "the nodes' processors", "resume on")
+        ),
+        "the issue on causes names it: it is not started again",
+    ),
+    **dict.fromkeys(
+        ("failure user_error: raise the limit of locked", "failure error, of another: InfiniBand"),
+        "faults of fabrics: there are no logs of them yet",
+    ),
+    **dict.fromkeys(
+        (
+            f"failure user_error: {cure}"
+            for cure in ("give MASTER_ADDR", "start data workers", "start fewer", "the checkpoint belongs",
+                         "these GPUs", "torch 2.6")
+        ),
+        "a library's fixed text, in many public threads: without its row it is started again in vain",
+    ),
     **dict.fromkeys(
         ("failure error, of another", "failure user_error, of another", "failure gpu_faults error, of another",
          "failure python_exceptions user_error, of another", "failure training_stopped walltime, of another"),
@@ -129,10 +150,13 @@ BY_DECISION = {
     ),
     "program collectives": "the sequence number that `never came` needs",
     "program memory_exhausted": "the host's memory that tells whose kill a signal 9 is",
-    "program deepspeed": f"DeepSpeed's configuration, its chat and its skipped steps, in some {_OF_PUBLIC}",
+    "program deepspeed_chat": "an issue names it: it went and came back",
+    "program deepspeed_config": "lines of the published logs in ../shared, whose figures others state, too",
+    "program deepspeed_overflow": "the issue on causes names it: a skipped step is not NaN",
     "program internevo": f"figures of some {_OF_PUBLIC}",
-    "program megatron": "forks of 2025",
-    "program mmengine": "mmcls-like logs, which an issue names beside ms-swift's and OLMo's",
+    "program megatron_alcf": "an issue names it: it went and came back",
+    "program megatron_bridge": f"the only TFLOP/s of its logs; lines of some {_OF_PUBLIC}",
+    "program mmengine": "the issue on figures names mmcls-like logs",
     "program hpc_gpt_metrics": "our own metrics.jsonl without its run folder",
     "rule ": "one of the products that hold in any training, and the axes that a layout leaves out: a row each",
     "record figures": "shares of a device's peak",

@@ -85,7 +85,6 @@ LOCKED_MEMORY = (
     "raise the limit of locked memory on every node (ulimit -l unlimited): InfiniBand and EFA pin what they send"
 )
 _CONDA = "let the job script load conda first: source CONDA/etc/profile.d/conda.sh, or call the environment's python by its path"
-_NO_PYTHON = "name the environment's python in the job script, by a path that the nodes see, and activate it there"
 _OLD_CPU = "the nodes' processors are older than the container or the Python was built for: another image, or another partition"
 _CERTIFICATES = (
     "name a file of certificates that the nodes have (REQUESTS_CA_BUNDLE, SSL_CERT_FILE, CURL_CA_BUNDLE), or unset the"
@@ -286,7 +285,6 @@ DIALECT = Dialect(
             literal=" error: ", ended="user_error", to_do=_BUILD),
         *failure_family("user_error", _OLD_CPU, line="Fatal glibc error: CPU does not support"),
         *failure_family("user_error", _CONDA, line="Run 'conda init' before"),
-        *failure_family("user_error", _NO_PYTHON, line="No Python environment found"),
         *failure_family("user_error", _NEWER_LIBRARY,
             says="requires at least | is required for a normal functioning | Using `…` requires | requires …, found"),
         # --- what was asked for
