@@ -55,10 +55,10 @@ class Host:
         there = f"exec sh -c 'eval \"$(echo {word} | base64 -d)\"'"
         return [*self._ssh, *options, "--", self.name, there]
 
-    def ask(self, script: str, *options: str, given: bytes | None = None) -> bytes:
+    def ask(self, script: str, *options: str, given: bytes = b"") -> bytes:
         """What a script prints there after its line `begins`. Raises Unreachable if it cannot be asked, or fails."""
         command = self.command(f"{_BEGIN}{script}", "-T", *options)
-        done = subprocess.run(command, input=given or b"", stdout=subprocess.PIPE, check=False)
+        done = subprocess.run(command, input=given, stdout=subprocess.PIPE, check=False)
         begin = _BEGINS.search(done.stdout)
         if done.returncode or begin is None:
             raise self._silent(done.returncode)
