@@ -42,7 +42,7 @@ class CountingEngine:
         return torch.tensor(1.0)
 
     def save(self, files: RankFiles) -> None:
-        files.put_text("step", f"{self.step:08d}")
+        files.put_bytes("step", b"%08d" % self.step)
 
     def load(self, folder: Path) -> None:
         self.step = int((folder / "step").read_text())

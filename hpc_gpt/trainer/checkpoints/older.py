@@ -72,16 +72,11 @@ class OlderStates(SavedStates):
         runs = self._runs.setdefault((share.name, kind, 0 if split is None else share.tp_rank), [])
         runs += [(first, count, begin, source) for first, begin, count in share.places()]
 
-    def _fill(self, name: str, kind: str, tp_rank: int, first: int, memory: Tensor) -> None:
-        end, filled = first + len(memory), 0
+    def _elements(self, name: str, kind: str, tp_rank: int, first: int, end: int) -> Iterator[tuple[int, Tensor]]:
         for begin, count, place, source in self._runs.get((name, kind, tp_rank), ()):
             low, high = max(first, begin), min(end, begin + count)
             if low < high:
-                elements = source().detach().reshape(-1)[place : place + count]
-                memory[low - first : high - first].copy_(elements[low - begin : high - begin])
-                filled += high - low
-        if filled != len(memory):
-            raise CheckpointError(f"{self.folder} holds {filled} of the {len(memory)} elements of {name}", REMOVE_IT)
+                yield low, source().detach().reshape(-1)[place + low - begin : place + high - begin]
 
     def _add_whole(self, name: str, kind: str, pieces: list[Tensor]) -> None:
         """Adds a whole tensor, whose `pieces` follow each other."""

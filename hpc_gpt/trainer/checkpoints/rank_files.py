@@ -10,7 +10,7 @@ import json
 import os
 import resource
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,14 +34,15 @@ _SAFETENSORS = {
 }  # fmt: skip
 # The share of free memory that copies may take; the rest is for the training, the data and the page cache.
 _SHARE = 0.8
-# Writes tensors below a folder; returns the sums of the files.
-Write = Callable[[Path, Sequence[Tensor]], Sums]
 
 
 @dataclass
-class _Entry:
+class _File:
+    """What a file holds: bytes, then tensors, each filled up to a multiple of `ALIGNED` bytes."""
+
+    name: str
+    head: bytes
     tensors: list[Tensor]
-    write: Write
 
 
 class RankFiles:
@@ -53,7 +54,7 @@ class RankFiles:
 
     def __init__(self, peers: Peers | None = None) -> None:
         self.peers = peers or Peers()
-        self._entries: list[_Entry] = []
+        self._files: list[_File] = []
 
     def put_tensors(self, name: str, tensors: Sequence[Tensor]) -> list[int]:
         """Adds a file in safetensors' layout: 8 bytes with the length of a JSON header, the header, raw elements.
@@ -74,41 +75,24 @@ class RankFiles:
             entry["shape"] = [(size - entry["data_offsets"][0]) // dtype.itemsize]
         text = json.dumps(header, separators=(",", ":")).encode()
         text += b" " * (-(8 + len(text)) % ALIGNED)
-
-        def write(folder: Path, tensors: Sequence[Tensor]) -> Sums:
-            with Sink(folder, name) as sink:
-                sink.write(len(text).to_bytes(8, "little") + text)
-                for tensor in tensors:
-                    sink.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-                    sink.write(bytes(-tensor.nbytes % ALIGNED))
-            return sink.sums
-
-        self._entries.append(_Entry([tensors[number] for number in order], write))
-        return [8 + len(text) + offset for offset in offsets]
-
-    def put_text(self, name: str, text: str) -> None:
-        """Adds a text file."""
-        self.put_bytes(name, text.encode())
+        head = len(text).to_bytes(8, "little") + text
+        self._files.append(_File(name, head, [tensors[number] for number in order]))
+        return [len(head) + offset for offset in offsets]
 
     def put_bytes(self, name: str, data: bytes) -> None:
         """Adds a file of raw bytes."""
-
-        def write(folder: Path, tensors: Sequence[Tensor]) -> Sums:
-            with Sink(folder, name) as sink:
-                sink.write(data)
-            return sink.sums
-
-        self._entries.append(_Entry([], write))
+        self._files.append(_File(name, data, []))
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All tensors, in order; a tensor is listed once per file."""
-        return [tensor for entry in self._entries for tensor in entry.tensors]
+        """All tensors, in order."""
+        return [tensor for file in self._files for tensor in file.tensors]
 
     @property
     def bytes(self) -> int:
         """About how many bytes the files will take on the disk."""
-        return sum(tensor.nbytes for tensor in self.tensors) + 4096 * len(self._entries)
+        heads = sum(len(file.head) + 4096 for file in self._files)  # the disk's blocks are of so many bytes
+        return heads + sum(tensor.nbytes for tensor in self.tensors)
 
     def copy(self, copies: HostCopies) -> None:
         """Copies all tensors, so that the training may change them. After a MemoryError nothing has changed."""
@@ -118,16 +102,20 @@ class RankFiles:
             copies.forget()
             # torch raises it when the host's memory is used up.
             raise MemoryError(str(fault)) from fault
-        for entry in self._entries:
-            entry.tensors, copied = copied[: len(entry.tensors)], copied[len(entry.tensors) :]
+        for file in self._files:
+            file.tensors, copied = copied[: len(file.tensors)], copied[len(file.tensors) :]
 
     def write(self, folder: Path) -> Sums:
         """Writes all files below `folder`; returns their sums. Raises OSError if the disk refuses."""
         sums: Sums = {}
-        for entry in self._entries:
-            written = entry.write(folder, entry.tensors)
-            assert not sums.keys() & written.keys()
-            sums |= written
+        for file in self._files:
+            assert file.name not in sums
+            with Sink(folder, file.name) as sink:
+                sink.write(file.head)
+                for tensor in file.tensors:
+                    sink.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+                    sink.write(bytes(-tensor.nbytes % ALIGNED))
+            sums[file.name] = sink.sums
         return sums
 
 
@@ -143,9 +131,8 @@ class Sink:
     """A new file in `folder`, written once from start to end, with its size and CRC-32. Raises the disk's OSError."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.sums: Sums = {}
-        self._name, self._path = name, folder / name
-        self._size = self._crc = 0
+        self.sums = {"bytes": 0, "crc32": 0}
+        self._path = folder / name
         self._number = -1
 
     def __enter__(self) -> Sink:
@@ -157,9 +144,8 @@ class Sink:
     def __exit__(self, kind: object, fault: object, trace: object) -> None:
         try:
             if fault is None:
-                PROGRESS.reached(self._path, self._size)
+                PROGRESS.reached(self._path, self.sums["bytes"])
                 os.fsync(self._number)
-                self.sums[self._name] = {"bytes": self._size, "crc32": self._crc}
         finally:
             os.close(self._number)
 
@@ -169,14 +155,14 @@ class Sink:
         try:
             for start in range(0, len(whole), _PIECE_BYTES):
                 piece = whole[start : start + _PIECE_BYTES]
-                self._crc = zlib.crc32(piece, self._crc)
+                self.sums["crc32"] = zlib.crc32(piece, self.sums["crc32"])
                 PROGRESS.reached(self._path)
                 while piece:
                     piece = piece[os.write(self._number, piece) :]
         except OSError as fault:
             fault.filename = str(self._path)
             raise
-        self._size += len(whole)
+        self.sums["bytes"] += len(whole)
 
 
 class HostCopies:

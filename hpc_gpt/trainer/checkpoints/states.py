@@ -138,7 +138,7 @@ def put_states(files: RankFiles, held: Iterable[Held], about: Mapping[str, Any],
         last.parameters = _gather(peers, keys, rows)
         last.sent = sent
     if peers.is_first:
-        files.put_text(INDEX, show_index({"format": FORMAT, **about}, last.parameters))
+        files.put_bytes(INDEX, show_index({"format": FORMAT, **about}, last.parameters).encode())
 
 
 def show_index(about: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
@@ -291,24 +291,23 @@ class SavedStates:
     def _fill(self, name: str, kind: str, tp_rank: int, first: int, memory: Tensor) -> None:
         """Fills `memory` with the elements from `first` on."""
         filled = 0
-        for file, offset, begin, count in self.pieces(name, kind, tp_rank, first, first + len(memory)):
-            elements = self._elements(file, offset, count, self._kind(name, kind)["dtype"])
-            memory[begin - first : begin - first + count].copy_(elements)
-            filled += count
+        for begin, elements in self._elements(name, kind, tp_rank, first, first + len(memory)):
+            memory[begin - first : begin - first + len(elements)].copy_(elements)
+            filled += len(elements)
         if filled != len(memory):
             raise CheckpointError(f"{self.folder} holds {filled} of the {len(memory)} elements of {name}", REMOVE_IT)
 
-    def _elements(self, file: str, offset: int, count: int, dtype: str) -> Tensor:
-        """`count` elements from byte `offset` of a file on, mapped."""
-        kind: torch.dtype = getattr(torch, dtype)
-        if file not in self._maps:
-            self._maps[file] = map_file(self.folder / file)
-        data = self._maps[file][offset : offset + count * kind.itemsize]
-        if len(data) != count * kind.itemsize:
-            raise CheckpointError(
-                f"{self.folder / file} ends before byte {offset + count * kind.itemsize}", IT_IS_DAMAGED
-            )
-        return torch.from_numpy(data).view(kind)
+    def _elements(self, name: str, kind: str, tp_rank: int, first: int, end: int) -> Iterator[tuple[int, Tensor]]:
+        """Yields (first, elements) for the saved elements from `first` to `end`, mapped."""
+        dtype: torch.dtype = getattr(torch, self._kind(name, kind)["dtype"])
+        for file, offset, begin, count in self.pieces(name, kind, tp_rank, first, end):
+            if file not in self._maps:
+                self._maps[file] = map_file(self.folder / file)
+            data = self._maps[file][offset : offset + count * dtype.itemsize]
+            if len(data) != count * dtype.itemsize:
+                end_at = offset + count * dtype.itemsize
+                raise CheckpointError(f"{self.folder / file} ends before byte {end_at}", IT_IS_DAMAGED)
+            yield begin, torch.from_numpy(data).view(dtype)
 
 
 def kept_rows(model: ModelShape, name: str, rows: int) -> int:

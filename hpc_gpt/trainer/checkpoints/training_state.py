@@ -49,13 +49,17 @@ def identity(resolved: Resolved) -> dict[str, Any]:
     }
 
 
+def states_in(folder: Path, model: ModelShape) -> SavedStates:
+    """The elements in a checkpoint of a model of this shape."""
+    return SavedStates(folder) if (folder / INDEX).is_file() else older.OlderStates(folder, model)
+
+
 def open_checkpoint(folder: Path, resolved: Resolved) -> tuple[SavedStates, bool]:
     """Returns a checkpoint's elements, and whether engine and layout are this run's.
 
     Raises CheckpointError, which names every difference, for a checkpoint of another model or arithmetic.
     """
-    is_new = (folder / INDEX).is_file()
-    states = SavedStates(folder) if is_new else older.OlderStates(folder, resolved.model)
+    states = states_in(folder, resolved.model)
     saved, wanted = (_OF_A_PLAIN_SHAPE | one for one in (states.about["settings"], identity(resolved)))
     # The saved keys of the model count, too: either may have left out a default.
     keys = [*wanted, *(key for key in saved if key.startswith("model.") and key not in wanted)]
@@ -110,7 +114,7 @@ def put_positions(files: RankFiles, positions: Mapping[int, Mapping[str, Any]]) 
     """Adds the positions of all data-parallel ranks, on rank 0, if there are any. Collective."""
     everyones = {dp_rank: one for part in files.peers.gather(positions) for dp_rank, one in part.items()}
     if everyones:
-        files.put_text(POSITIONS, json.dumps(everyones) + "\n")
+        files.put_bytes(POSITIONS, json.dumps(everyones).encode() + b"\n")
 
 
 def read_positions(folder: Path) -> dict[int, dict[str, Any]]:

@@ -8,7 +8,6 @@ requests only the values that it updates and those that its forward pass holds: 
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -19,9 +18,7 @@ from hpc_gpt.core.engines import ds_config_of
 from hpc_gpt.core.engines.base.ds_config import clips_itself, shards_in_bf16_optimizer, zero_stage
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import learning_rate
-from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
-from hpc_gpt.trainer.checkpoints.states import SavedIndex, Share, put_states
-from hpc_gpt.trainer.checkpoints.training_state import identity, load_generators, open_checkpoint, put_generators
+from hpc_gpt.trainer.checkpoints.states import SavedStates, Share
 from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.deepspeed_setup import import_deepspeed, quiet
 from hpc_gpt.trainer.engines.deepspeed_states import DeepspeedStates, Piece
@@ -91,12 +88,11 @@ class DeepspeedEngine(TrainingEngine):
         private_parts.check_optimizer(self._engine.optimizer)
         layout = resolved.layout
         self._states = DeepspeedStates(
-            self._engine, self.module, resolved.model, self.tp_rank, layout.tp, self._transposed
+            self._engine, self.module, resolved.model, layout.coordinate(dist.get_rank()), layout.tp, self._transposed
         )
-        self._index = SavedIndex()
         put_weights(self._states, self._fill)
         self.initial.close()
-        if resolved.layout.data_ranks == 1 and (clips_itself(resolved) or shards_in_bf16_optimizer(resolved)):
+        if layout.data_ranks == 1 and (clips_itself(resolved) or shards_in_bf16_optimizer(resolved)):
             skip_gradient_average(self._engine)
 
     @property
@@ -123,25 +119,10 @@ class DeepspeedEngine(TrainingEngine):
             drop_overflowed_gradients(self._engine)
         return StepResult(loss, self._engine.get_global_grad_norm(), lr, skipped, self.balance.finish(skipped))
 
-    def save(self, files: RankFiles) -> None:
-        """Adds what this rank's optimizer holds, and the choice biases of its stage."""
-        resolved = self._resolved
-        is_first = resolved.layout.data_rank(dist.get_rank()) == 0
-        # Two stages hold a tied embedding.
-        tied = frozenset({"embedding.weight"} if resolved.model.tied and self.pp_rank else ())
-        held = [*self._states.held(is_first, without=tied), *self.balance.held(self.is_first_of_stage)]
-        about = {
-            "step": self.step,
-            "optimizer": self._states.numbers(),
-            "loss_scale": read_scaler(self._engine) if resolved.train.dtype == "fp16" else {},
-            "settings": identity(resolved),
-        }
-        put_states(files, held, about, self._index)
-        put_generators(files, self.device)
+    def _read_scale(self) -> dict[str, float]:
+        return read_scaler(self._engine) if self._resolved.train.dtype == "fp16" else {}
 
-    def load(self, folder: Path) -> None:
-        saved, is_alike = open_checkpoint(folder, self._resolved)
-        self._states.load(saved)
+    def _restore(self, saved: SavedStates) -> None:
         engine, updates = self._engine, saved.optimizer.get("step")
         engine.global_steps = int(saved.about["step"])
         engine.global_samples = engine.global_steps * self._resolved.batch.global_batch
@@ -149,10 +130,6 @@ class DeepspeedEngine(TrainingEngine):
             engine.skipped_steps = engine.global_steps - int(updates)
         if scale := saved.about["loss_scale"]:
             restore_scaler(engine, scale)
-        self.balance.load(saved)
-        if is_alike:
-            load_generators(folder, dist.get_rank(), dist.get_world_size(), self.device)
-        dist.barrier()
 
 
 def read_scaler(engine: Any) -> dict[str, float]:
@@ -208,7 +185,7 @@ def put_weights(states: DeepspeedStates, fill: Fill) -> None:
 
 
 def _in_flat(flats: list[Tensor], piece: Piece) -> _Target:
-    return _Target(piece.share.first, piece.within(flats))
+    return _Target(piece.share.first, piece.within(flats[piece.group]))
 
 
 def _put(shares: dict[str, Share], targets: Iterable[tuple[str, _Target]], fill: Fill) -> None:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hpc_gpt.core.settings.layout import Coordinate
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.checkpoints.states import WEIGHT, Held, SavedStates, Share, kept_rows
 from hpc_gpt.trainer.model.tensor_parallel import full_name, split_of, tile_of
@@ -27,16 +28,16 @@ class Piece:
     group: int
     offset: int
 
-    def within(self, flats: list[Tensor]) -> Tensor:
-        """Its elements in one kind of flat tensors."""
-        return flats[self.group].view(-1)[self.offset : self.offset + self.share.count]
+    def within(self, flat: Tensor) -> Tensor:
+        """Its elements in the flat tensor of one kind."""
+        return flat.view(-1)[self.offset : self.offset + self.share.count]
 
 
 class DeepspeedStates:
     """The elements that this rank of DeepSpeed's `engine` holds of the parameters of `module`.
 
-    `tp_rank` of `tp` ranks share a parameter that is split. `transposed`: the names of matrices that the module holds
-    transposed.
+    The rank is `at` this place in the layout, where `tp` ranks share a parameter that is split. `transposed`: the names
+    of matrices that the module holds transposed.
     """
 
     def __init__(
@@ -44,12 +45,12 @@ class DeepspeedStates:
         engine: Any,
         module: nn.Module,
         model: ModelShape,
-        tp_rank: int,
+        at: Coordinate,
         tp: int,
         transposed: frozenset[str] = frozenset(),
     ) -> None:
         self._engine, self._model = engine, model
-        self._tp_rank, self._tp, self._transposed = tp_rank, tp, transposed
+        self._at, self._tp, self._transposed = at, tp, transposed
         self.shares = self._shares(module)
         self.pieces = [*self._pieces()]
 
@@ -66,24 +67,21 @@ class DeepspeedStates:
                 return [*getattr(self._engine.optimizer, name)]
         return [parameter for group in self._base.param_groups for parameter in group["params"]]
 
-    def held(self, is_first: bool, without: frozenset[str] = frozenset()) -> Iterator[Held]:
-        """Yields what this rank saves; `without` the parameters of these names.
-
-        Without ZeRO only the `is_first` of the data-parallel ranks has something to save. A parameter that tp does not
-        split is saved by the first tp rank.
-        """
-        if not hasattr(self._engine.optimizer, "optimizer") and not is_first:
-            return
+    def held(self) -> Iterator[Held]:
+        """Yields what this rank saves. A parameter that tp does not split is saved by the first tp rank."""
+        if not hasattr(self._engine.optimizer, "optimizer") and (self._at.dp or self._at.cp):
+            return  # without ZeRO the first data-parallel rank saves all
         flats = self.flats
         states = [self._base.state.get(flat, {}) for flat in flats]
         for piece in self.pieces:
             share = piece.share
-            if share.name in without or (share.split is None and self._tp_rank):
+            is_again = self._model.tied and self._at.pp and share.name == "embedding.weight"  # of the first stage
+            if is_again or (share.split is None and self._at.tp):
                 continue
-            yield Held(share, WEIGHT, piece.within(flats))
+            yield Held(share, WEIGHT, piece.within(flats[piece.group]))
             for kind, value in states[piece.group].items():
                 if isinstance(value, Tensor) and value.ndim:
-                    yield Held(share, kind, value.view(-1)[piece.offset : piece.offset + share.count])
+                    yield Held(share, kind, piece.within(value))
 
     def numbers(self) -> dict[str, float]:
         """The optimizer's states that are one number, the same for all parameters."""
@@ -97,13 +95,13 @@ class DeepspeedStates:
         flats = self.flats
         states: list[dict[str, Tensor]] = [{} for _ in flats]
         for piece in self.pieces:
-            saved.read(piece.share, WEIGHT, piece.within(flats))
             flat, state = flats[piece.group], states[piece.group]
+            saved.read(piece.share, WEIGHT, piece.within(flat))
             for kind in saved.kinds(piece.share.name):
                 if kind not in state:  # in the memory of the one that is there
                     own = self._base.state.get(flat, {}).get(kind)
                     state[kind] = torch.zeros_like(flat) if own is None else own.zero_()
-                saved.read(piece.share, kind, state[kind].view(-1)[piece.offset : piece.offset + piece.share.count])
+                saved.read(piece.share, kind, piece.within(state[kind]))
         for flat, state in zip(flats, states, strict=True):
             # The numbers of a fused kernel must be on the device.
             device = flat.device if self._base.param_groups[0].get("fused") else torch.device("cpu")
@@ -157,7 +155,7 @@ class DeepspeedStates:
             for _, parameter, shape in parts:
                 count = math.prod(shape)
                 shares[parameter] = Share(
-                    name, tuple(whole), split, self._tp_rank, self._tp, first, count, kept, is_transposed
+                    name, tuple(whole), split, self._at.tp, self._tp, first, count, kept, is_transposed
                 )
                 first += count
         return shares

@@ -3,8 +3,8 @@
 Neither project promises to keep them. So every use is listed here with its names. A run whose package lacks a name
 ends at its start with the version to install, and a package newer than the newest tested one is a line on stderr.
 
-Functions that use torch's names are in `torch_private`, those that use DeepSpeed's in `checkpoints`, and replacements
-of library parts in `library_patches`.
+Functions that use torch's names are in `torch_private`, those that use DeepSpeed's in `deepspeed_states`, and
+replacements of library parts in `library_patches`.
 """
 
 import inspect

@@ -23,11 +23,16 @@ from hpc_gpt.core.settings.requirements import check_package
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import learning_rate
 from hpc_gpt.core.weights.folder import read_folder
-from hpc_gpt.trainer.checkpoints import older
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
-from hpc_gpt.trainer.checkpoints.states import INDEX, SavedIndex, SavedStates, put_states
+from hpc_gpt.trainer.checkpoints.states import SavedIndex, SavedStates, put_states
 from hpc_gpt.trainer.checkpoints.torch_states import TorchStates
-from hpc_gpt.trainer.checkpoints.training_state import identity, load_generators, open_checkpoint, put_generators
+from hpc_gpt.trainer.checkpoints.training_state import (
+    identity,
+    load_generators,
+    open_checkpoint,
+    put_generators,
+    states_in,
+)
 from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.attention import AttentionKernels, prepare_attention
 from hpc_gpt.trainer.engines.balance import Balance
@@ -73,6 +78,7 @@ class TrainingEngine:
 
     module: Any  # the model on this rank, before the engine wraps it: hooks on it see every forward pass
     balance: Balance  # `build_engine` sets it
+    _states: Any  # what it saves: TorchStates or DeepspeedStates
     # The ranks over which a loss is averaged; None for all ranks.
     _data_group: dist.ProcessGroup | None = None
 
@@ -82,6 +88,7 @@ class TrainingEngine:
         self.device = device
         self.tp_rank, self.pp_rank, self.dp_rank, self.cp_rank = layout.coordinate(dist.get_rank())
         self._resolved = resolved
+        self._index = SavedIndex()
         self.context = context_of(resolved, dist.get_rank())
         self.experts = experts_of(layout, dist.get_rank())
         self.attention = AttentionKernels(resolved, device, self.context)
@@ -120,13 +127,34 @@ class TrainingEngine:
 
         The tensors are those in training, not copies, so they must be copied or written before the next step.
         """
-        raise NotImplementedError
+        about = {
+            "step": self.step,
+            "optimizer": self._states.numbers(),
+            "loss_scale": self._read_scale(),
+            "settings": identity(self._resolved),
+        }
+        put_states(files, [*self._states.held(), *self.balance.held(self.is_first_of_stage)], about, self._index)
+        put_generators(files, self.device)
 
     def load(self, folder: Path) -> None:
-        """Restores a checkpoint that `save` wrote, in any layout that the engine converts.
+        """Restores a checkpoint that any engine's `save` wrote, in any layout.
 
         Raises CheckpointError if it belongs to another model or arithmetic.
         """
+        saved, is_alike = open_checkpoint(folder, self._resolved)
+        self._states.load(saved)
+        self._restore(saved)
+        self.balance.load(saved)
+        if is_alike:
+            load_generators(folder, dist.get_rank(), dist.get_world_size(), self.device)
+        dist.barrier()
+
+    def _read_scale(self) -> dict[str, float]:
+        """The loss scale as numbers; empty but in fp16."""
+        raise NotImplementedError
+
+    def _restore(self, saved: SavedStates) -> None:
+        """Restores step and loss scale; called after weights and optimizer states are loaded."""
         raise NotImplementedError
 
     @property
@@ -168,7 +196,6 @@ class TorchEngine(TrainingEngine):
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         super().__init__(resolved, device)
         self._step = 0
-        self._index = SavedIndex()
         self._scaler = LossScaler(resolved.train.dtype, device)
 
     @property
@@ -204,27 +231,13 @@ class TorchEngine(TrainingEngine):
     def _weights_are_loaded(self) -> None:
         """Called after a checkpoint is loaded."""
 
-    def save(self, files: RankFiles) -> None:
-        about = {
-            "step": self._step,
-            "optimizer": self._states.numbers(),
-            "loss_scale": self._scaler.read(),
-            "settings": identity(self._resolved),
-        }
-        held = [*self._states.held(), *self.balance.held(self.is_first_of_stage)]
-        put_states(files, held, about, self._index)
-        put_generators(files, self.device)
+    def _read_scale(self) -> dict[str, float]:
+        return self._scaler.read()
 
-    def load(self, folder: Path) -> None:
-        saved, is_alike = open_checkpoint(folder, self._resolved)
-        self._states.load(saved)
+    def _restore(self, saved: SavedStates) -> None:
         self._step = int(saved.about["step"])
         self._scaler.restore(saved.about["loss_scale"])
         self._weights_are_loaded()
-        self.balance.load(saved)
-        if is_alike:
-            load_generators(folder, dist.get_rank(), dist.get_world_size(), self.device)
-        dist.barrier()
 
 
 def module_of(engine: str) -> ModuleType:
@@ -237,7 +250,7 @@ def module_of(engine: str) -> ModuleType:
 def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
     """Yields every parameter of the whole model in a checkpoint, and every choice bias, by its full name
     (`tensor_parallel.full_name`), in one process without torch.distributed."""
-    saved = SavedStates(folder) if (folder / INDEX).is_file() else older.OlderStates(folder, resolved.model)
+    saved = states_in(folder, resolved.model)
     yield from ((name, saved.whole(name)) for name in saved.names)
 
 

@@ -42,7 +42,7 @@ def test_a_checkpoint_of_bad_bytes_gives_way_to_the_one_before(tmp_path, capsys)
 class ManyFiles(CountingEngine):
     def save(self, files: RankFiles) -> None:
         for number in range(200):
-            files.put_text(f"file-{number}", "")
+            files.put_bytes(f"file-{number}", b"")
         super().save(files)
 
 

@@ -30,7 +30,7 @@ def test_sums_are_the_files_and_a_view_is_written_alone(tmp_path: Path, copied: 
     flat = torch.arange(1 << 20, dtype=torch.float32)
     files = RankFiles()
     part, turned = files.put_tensors("a", [flat[100:200], flat[:6].view(2, 3).t()])
-    files.put_text("b.json", "{}\n")
+    files.put_bytes("b.json", b"{}\n")
     if copied:
         files.copy(HostCopies())
     sums = files.write(tmp_path)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from hpc_gpt.core.settings.layout import Coordinate
 from hpc_gpt.trainer.engines.deepspeed_engine import read_scaler, restore_scaler
 from hpc_gpt.trainer.engines.deepspeed_states import DeepspeedStates
 from hpc_gpt.trainer.model.tensor_parallel import Split, Tile, name_parameter
@@ -22,7 +23,7 @@ def states_of(*parameters: Any, tp: int = 1, **optimizer: Any) -> DeepspeedState
         optimizer=SimpleNamespace(**optimizer), basic_optimizer=SimpleNamespace(param_groups=[{"params": parameters}])
     )
     module: Any = SimpleNamespace(parameters=lambda: parameters)
-    return DeepspeedStates(engine, module, MODEL, 0, tp)
+    return DeepspeedStates(engine, module, MODEL, Coordinate(0, 0, 0), tp)
 
 
 def test_tiles_follow_each_other_whatever_the_models_order() -> None:
