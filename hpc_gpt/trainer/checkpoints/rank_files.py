@@ -10,7 +10,7 @@ import json
 import os
 import resource
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,13 @@ class _File:
     name: str
     head: bytes
     tensors: list[Tensor]
+
+    def parts(self) -> Iterator[Any]:
+        """Yields its bytes in order."""
+        yield self.head
+        for tensor in self.tensors:
+            yield tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+            yield bytes(-tensor.nbytes % ALIGNED)
 
 
 class RankFiles:
@@ -110,12 +117,7 @@ class RankFiles:
         sums: Sums = {}
         for file in self._files:
             assert file.name not in sums
-            with Sink(folder, file.name) as sink:
-                sink.write(file.head)
-                for tensor in file.tensors:
-                    sink.write(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
-                    sink.write(bytes(-tensor.nbytes % ALIGNED))
-            sums[file.name] = sink.sums
+            sums[file.name] = _write_file(folder / file.name, file.parts())
         return sums
 
 
@@ -127,42 +129,30 @@ def map_file(path: Path) -> np.ndarray[Any, Any]:
         raise CheckpointError(f"{path} cannot be read: {fault}", IT_IS_DAMAGED) from None
 
 
-class Sink:
-    """A new file in `folder`, written once from start to end, with its size and CRC-32. Raises the disk's OSError."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.sums = {"bytes": 0, "crc32": 0}
-        self._path = folder / name
-        self._number = -1
-
-    def __enter__(self) -> Sink:
-        PROGRESS.reached(self._path)
-        # The folder is not made: if a user has removed it, the rest of the checkpoint must not be written.
-        self._number = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        return self
-
-    def __exit__(self, kind: object, fault: object, trace: object) -> None:
-        try:
-            if fault is None:
-                PROGRESS.reached(self._path, self.sums["bytes"])
-                os.fsync(self._number)
-        finally:
-            os.close(self._number)
-
-    def write(self, data: Any) -> None:
-        """Writes all of a bytes-like object."""
-        whole = memoryview(data).cast("B")
-        try:
+def _write_file(path: Path, parts: Iterable[Any]) -> dict[str, int]:
+    """Writes a new file from objects of bytes, and syncs it; returns its size and CRC-32. Raises the disk's OSError."""
+    size = crc = 0
+    PROGRESS.reached(path)
+    # The folder is not made: if a user has removed it, the rest of the checkpoint must not be written.
+    number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        for part in parts:
+            whole = memoryview(part).cast("B")
             for start in range(0, len(whole), _PIECE_BYTES):
                 piece = whole[start : start + _PIECE_BYTES]
-                self.sums["crc32"] = zlib.crc32(piece, self.sums["crc32"])
-                PROGRESS.reached(self._path)
+                crc = zlib.crc32(piece, crc)
+                PROGRESS.reached(path)
                 while piece:
-                    piece = piece[os.write(self._number, piece) :]
-        except OSError as fault:
-            fault.filename = str(self._path)
-            raise
-        self.sums["bytes"] += len(whole)
+                    piece = piece[os.write(number, piece) :]
+            size += len(whole)
+        PROGRESS.reached(path, size)
+        os.fsync(number)
+    except OSError as fault:
+        fault.filename = str(path)
+        raise
+    finally:
+        os.close(number)
+    return {"bytes": size, "crc32": crc}
 
 
 class HostCopies:

@@ -11,8 +11,9 @@ A parameter that tp ranks split by rows is saved in the order of the whole param
 dimension is saved as the shares of the tp ranks; then `first` counts in the share of `tp_rank`. An engine may hold a
 matrix transposed; then the runs are those of the transposed matrix. Rows past the vocabulary are not saved.
 
-At 16,384 ranks a parameter has as many runs. Mostly they differ in the file alone, so an entry of the index stands for
-`files` runs: each is in the file `step` numbers after the one before, and continues where that one ends.
+At 16,384 ranks a parameter has as many runs. Mostly they differ in the file alone, so an entry of the index, (file,
+offset, tp_rank, first, count, files, step), stands for `files` runs: each is in the file `step` numbers after the one
+before, and continues where that one ends.
 """
 
 import json
@@ -37,8 +38,6 @@ from hpc_gpt.trainer.ranks import Peers
 INDEX, FORMAT = "states.json", 1
 # The kind of a parameter's elements that are its weight; the other kinds are the optimizer's states.
 WEIGHT = "weight"
-# The columns of a run in the index.
-RUN = ("file", "offset", "tp_rank", "first", "count", "files", "step")
 
 
 @dataclass(frozen=True)

@@ -26,17 +26,16 @@ class TorchStates:
         writes: Callable[[Share], bool],
         is_sharded: bool = False,
     ) -> None:
-        self._shares = {full_name(one): share for one, share in zip(parameters, shares, strict=True)}
-        self._parameters, self._optimizer = parameters, optimizer
-        self._writes, self._is_sharded = writes, is_sharded
+        self._shares = dict(zip(parameters, shares, strict=True))
+        self._optimizer, self._writes, self._is_sharded = optimizer, writes, is_sharded
 
     def held(self) -> Iterator[Held]:
         """Yields what this rank saves."""
-        for one in self._parameters:
-            if self._writes(share := self._shares[full_name(one)]):
+        for one, share in self._shares.items():
+            if self._writes(share):
                 yield Held(share, WEIGHT, one)
         for one in self._owned():
-            share = self._shares[full_name(one)]
+            share = self._shares[one]
             if self._is_sharded or self._writes(share):
                 for kind, value in self._optimizer.state.get(one, {}).items():
                     if value.ndim:
@@ -52,15 +51,16 @@ class TorchStates:
     @torch.no_grad()
     def load(self, saved: SavedStates) -> None:
         """Fills the parameters and the optimizer's states, which any engine has saved."""
-        for one in self._parameters:
-            saved.read(self._shares[full_name(one)], WEIGHT, one)
+        for one, share in self._shares.items():
+            saved.read(share, WEIGHT, one)
         states: dict[int, dict[str, Tensor]] = {}
         for number, one in enumerate(self._owned()):
-            if kinds := saved.kinds(full_name(one)):
+            share = self._shares[one]
+            if kinds := saved.kinds(share.name):
                 states[number] = {kind: torch.tensor(value) for kind, value in saved.optimizer.items()}
                 for kind in kinds:
                     states[number][kind] = torch.zeros_like(one)
-                    saved.read(self._shares[full_name(one)], kind, states[number][kind])
+                    saved.read(share, kind, states[number][kind])
         # It puts the numbers where a kernel needs them.
         groups = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": states, "param_groups": groups})

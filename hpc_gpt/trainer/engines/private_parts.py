@@ -149,8 +149,8 @@ STATES = {
         "deepspeed",
         "checkpoints of ZeRO-3",
         {
-            _ZERO_3_OPTIMIZER: "fp16_groups fp16_partitioned_groups_flat fp32_partitioned_groups_flat "
-            "_reassign_or_swap_out_partitioned_parameters persistent_parameters",
+            _ZERO_3_OPTIMIZER: "fp16_groups fp32_partitioned_groups_flat _reassign_or_swap_out_partitioned_parameters "
+            "persistent_parameters",
             _INIT: "partition_numel ds_id ds_numel ds_shape ds_process_group",
         },
     ),
