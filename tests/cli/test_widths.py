@@ -96,4 +96,4 @@ def test_no_line_is_wider_than_the_terminal_and_no_word_is_lost(verbs, answers):
         for run, verb in itertools.product(verbs["clean GOOD FAILED"][1:], ("status", "report")):
             assert run in answers[columns, verb]
     shown = " ".join(answers[60, "report"].split())
-    assert all(each in shown for each in ("Run", "Layout", "Size", "Step s", "TFLOPs model", "Ended"))
+    assert all(each in shown for each in ("Run", "Layout", "Size", "Step s", "TFLOP/s (model)", "Ended"))

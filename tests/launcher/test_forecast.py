@@ -160,7 +160,7 @@ FORECASTS = {
         "forecast: 6 jobs (5 to 8) of 1:00:00 by requeue, 5 h 38 min of work, 45.04 GPU-hours on 8 GPUs, done by "
         "2023-11-15 03:51 UTC, waits in the queue not counted"
         "\n  step 2 s, predicted: give or take 25%; no run of these settings has measured it"
-        "\n  save 0.00586 s, assumed: 0.00586 GB at 1 GB/s; the first save measures it"
+        "\n  save 0.00502 s, assumed: 0.00502 GB at 1 GB/s; the first save measures it"
         "\n  evaluation 2.67 s, estimated: 4 batches, each a third of a step's work"
         "\n  start of each job: not known, and not counted; the first job measures it"
         "\n  signal 120 s ahead of the limit, as the profile says; no save is measured",
