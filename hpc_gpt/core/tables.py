@@ -132,6 +132,14 @@ def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return values
 
 
+def value_at(tables: Mapping[str, Any], key: str) -> Any:
+    """The value of a dotted key, which may be a table; None if it does not exist."""
+    value: Any = tables
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value
+
+
 def set_dotted(tables: dict[str, Any], key: str, value: Any) -> None:
     """Sets a key such as `train.steps`; None removes it. ConfigError if a part of the key is not a table."""
     *parents, last = key.split(".")

@@ -9,12 +9,12 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from decimal import Decimal
 from types import NoneType, UnionType
-from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from hpc_gpt.core.errors import Fault, raise_faults
 from hpc_gpt.core.gone import GONE, gone_fault, gone_of_key
 from hpc_gpt.core.secrets import hide_secrets
-from hpc_gpt.core.tables import close_matches, flat, keys_called
+from hpc_gpt.core.tables import close_matches, flat, keys_called, value_at
 
 T = TypeVar("T")
 _FAULTY: Any = object()  # stands for a value with a fault
@@ -67,9 +67,7 @@ def read_tables(
 
 def _stated_under(tables: Mapping[str, Any], key: str) -> set[str]:
     """The dotted keys of all values in the table that a dotted key names, or the key itself."""
-    value: Any = tables
-    for part in key.split("."):
-        value = value.get(part) if isinstance(value, Mapping) else None
+    value = value_at(tables, key)
     return set(flat(value, f"{key}.")) if isinstance(value, Mapping) and value else {key}
 
 
@@ -271,48 +269,37 @@ def from_tables(kind: Any, tables: Any, where: str = "") -> Any:
     if not isinstance(tables, Mapping):
         raise TypeError(f"{where or 'it'} is not an object")
     values: dict[str, Any] = {}
-    for stored in _stored_fields(kind):
-        if stored.has_default and stored.name not in tables:
-            continue
-        value = tables[stored.name]
-        if stored.table is not None and not (value is None and stored.may_be_none):
-            place = f"{where}.{stored.name}" if where else stored.name
-            if stored.is_named:
-                value = {name: from_tables(stored.table, item, f"{place}.{name}") for name, item in value.items()}
-            else:
-                value = from_tables(stored.table, value, place)
-        elif not stored.check(value):
-            raise ValueError(f"{where}.{stored.name} is {value!r:.60}" if where else f"{stored.name} is {value!r:.60}")
-        values[stored.name] = tuple(value) if isinstance(value, list) and not stored.is_list else value
+    for name, read, has_default in _stored_fields(kind):
+        if name in tables or not has_default:
+            values[name] = read(tables[name], f"{where}.{name}" if where else name)
     return kind(**values)
 
 
-class _StoredField(NamedTuple):
-    """A field of a dataclass: the check of a value, the dataclass that it holds, if any, alone or in a dictionary
-    (`is_named`), and whether a list stays a list."""
-
-    name: str
-    check: Callable[[Any], bool]
-    table: Any
-    has_default: bool
-    may_be_none: bool
-    is_named: bool
-    is_list: bool
-
-
 @functools.cache
-def _stored_fields(kind: Any) -> list[_StoredField]:
-    """The fields of a dataclass. Cached: finding them takes longer than reading a run's file."""
-    stored = []
-    for entry in fields(kind):
-        hint = _hints(kind)[entry.name]
-        parts = (hint, *get_args(hint))
-        table, is_named = table_in(hint)
-        has_default = (entry.default, entry.default_factory) != (MISSING, MISSING)
-        is_list = any(get_origin(part) is list for part in parts)
-        check = _check_of(hint)
-        stored.append(_StoredField(entry.name, check, table, has_default, NoneType in parts, is_named, is_list))
-    return stored
+def _stored_fields(kind: Any) -> list[tuple[str, Callable[[Any, str], Any], bool]]:
+    """(name, reader, whether it has a default) of each field of a dataclass. Cached: finding them takes longer than
+    reading a run's file."""
+    return [
+        (entry.name, _reader_of(_hints(kind)[entry.name]), (entry.default, entry.default_factory) != (MISSING, MISSING))
+        for entry in fields(kind)
+    ]
+
+
+def _reader_of(hint: Any) -> Callable[[Any, str], Any]:
+    """A function that turns a stored value and its key into the value of a type. It raises as `from_tables`."""
+    check, (table, is_named) = _check_of(hint), table_in(hint)
+    is_list = any(get_origin(part) is list for part in (hint, *get_args(hint)))
+
+    def read(value: Any, key: str) -> Any:
+        if table is None or (value is None and check(None)):
+            if not check(value):
+                raise ValueError(f"{key} is {value!r:.60}")
+            return tuple(value) if isinstance(value, list) and not is_list else value
+        if is_named:
+            return {name: from_tables(table, item, f"{key}.{name}") for name, item in value.items()}
+        return from_tables(table, value, key)
+
+    return read
 
 
 def table_in(hint: Any) -> tuple[Any, bool]:

@@ -23,8 +23,8 @@ from torch import Tensor
 from hpc_gpt.core.files import read_json_lines
 from hpc_gpt.core.formulas import GIB
 from hpc_gpt.core.runs.full_disk import KeptLines, Refusal
+from hpc_gpt.core.settings.data_source import evaluation_shares
 from hpc_gpt.core.settings.experiment import Train
-from hpc_gpt.core.settings.mixture import evaluation_shares
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.curves import Curves
 from hpc_gpt.trainer.engines.protocol import BALANCE_FIGURES, StepResult

@@ -15,9 +15,9 @@ from hpc_gpt.core.engines.base.megatron_program import check_checkout, known_opt
 from hpc_gpt.core.engines.megatron_lm import ENGINE
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.settings.cluster import ClusterProfile, Container
+from hpc_gpt.core.settings.data_source import MixedSource
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.core.settings.mixture import MixedSource
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolved import Resolved
 from tests.megatron_lm.checkout import make_checkout

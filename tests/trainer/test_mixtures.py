@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.settings.data_source import MixedSource
 from hpc_gpt.core.settings.experiment import Engine
-from hpc_gpt.core.settings.mixture import MixedSource
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.reader.records.own_run import read_own
 from hpc_gpt.report.exports import curve_of

@@ -18,7 +18,7 @@ from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import schedule_faults
 from hpc_gpt.core.settings.stored import experiment_tables
-from hpc_gpt.core.tables import flat
+from hpc_gpt.core.tables import flat, value_at
 from hpc_gpt.core.typed_tables import read_tables
 from hpc_gpt.core.weights.config import read_config
 
@@ -102,9 +102,7 @@ def _check_preset(parent: Resolved, changes: Mapping[str, Any]) -> None:
 
 
 def _table(tables: dict[str, Any], name: str, key: str) -> dict[str, Any]:
-    table: Any = tables
-    for part in name.split(".") if name else ():
-        table = table.get(part) if isinstance(table, dict) else None
+    table: Any = value_at(tables, name) if name else tables
     if not isinstance(table, dict):
         raise ConfigError(f"unknown key {key}", "hpc-gpt help keys lists every key")
     return table

@@ -24,6 +24,7 @@ from hpc_gpt.core.typed_tables import fits, from_tables
 # The name of a host or a Slurm cluster, and a job id in Slurm's form: they become parts of commands and file names.
 NODE = re.compile(r"[A-Za-z0-9][\w.-]{0,80}", re.ASCII)
 _JOB_ID = re.compile(r"[\w.\[\]+-]{1,64}")
+_UNSOUND: Any = object()  # stands for a value that its key cannot have
 # The keys per file, by its name up to the first dot. No number is negative.
 _KEYS: Mapping[str, Mapping[str, Any]] = {
     "attempt": {"job_id": _JOB_ID, "slurm_cluster": NODE, "gpus": int, "started": float, "boot": str,
@@ -69,36 +70,26 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
 
 def _sound(path: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
     """The tables of a file, without values that their keys cannot have; job ids become texts."""
-    sound = _sound_keys(tables, _KEYS[path.name.partition(".")[0]])
+    sound: dict[str, Any] = _sound_part(tables, _KEYS[path.name.partition(".")[0]])
     return sound | {"job_id": str(sound["job_id"])} if sound.get("job_id") is not None else sound
 
 
-def _sound_keys(tables: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
-    sound = {}
-    for key, value in tables.items():
-        kind = kinds.get(key)
-        if value is None or kind is None or _is(value, kind):
-            sound[key] = _inner(value, kind)
-    return sound
-
-
-def _inner(value: Any, kind: Any) -> Any:
-    """A sound value, without the unsound keys of its objects."""
-    if isinstance(kind, dict) and value is not None:
-        return _sound_keys(value, kind)
-    if isinstance(kind, list) and value is not None:
-        return [_inner(part, kind[0]) for part in value]
-    return value
-
-
-def _is(value: Any, kind: Any) -> bool:
-    if isinstance(kind, dict):
-        return isinstance(value, dict)
-    if isinstance(kind, list):
-        return isinstance(value, list) and all(_is(part, kind[0]) for part in value)
+def _sound_part(value: Any, kind: Any) -> Any:
+    """The value, without the unsound keys of its objects; _UNSOUND if it is of another kind."""
+    if isinstance(kind, dict) and isinstance(value, dict):
+        parts = {
+            key: part if part is None or key not in kind else _sound_part(part, kind[key])
+            for key, part in value.items()
+        }
+        return {key: part for key, part in parts.items() if part is not _UNSOUND}
+    if isinstance(kind, list) and isinstance(value, list):
+        items = [_sound_part(item, kind[0]) for item in value]
+        return items if _UNSOUND not in items else _UNSOUND
     if isinstance(kind, re.Pattern):
-        return fits(value, str | int if kind is _JOB_ID else str) and kind.fullmatch(str(value)[:99]) is not None
-    return fits(value, kind) and (kind not in (int, float) or value >= 0)
+        is_sound = fits(value, str | int if kind is _JOB_ID else str) and kind.fullmatch(str(value)[:99])
+    else:
+        is_sound = isinstance(kind, type) and fits(value, kind) and (kind not in (int, float) or value >= 0)
+    return value if is_sound else _UNSOUND
 
 
 def read_stored(path: Path) -> dict[str, Any]:

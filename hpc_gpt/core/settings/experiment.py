@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.formulas import Recompute
+from hpc_gpt.core.settings.data_source import MixedSource
 from hpc_gpt.core.settings.key_rules import key
-from hpc_gpt.core.settings.mixture import MixedSource
 from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.services import After, EngineName, Notify, Plan, Track
 

@@ -18,16 +18,15 @@ from hpc_gpt.core.errors import ConfigError, Fault, gathered, raise_faults
 from hpc_gpt.core.files import data_dir, experiments_dir, read_start
 from hpc_gpt.core.format import some
 from hpc_gpt.core.secrets import hide_secrets
-from hpc_gpt.core.settings.data_source import refuse_both, source_at, stated_source
+from hpc_gpt.core.settings.data_source import MIX, MixedSource, refuse_both, source_at, stated_source
 from hpc_gpt.core.settings.experiment import Command, Data, Experiment
-from hpc_gpt.core.settings.mixture import MIX, MixedSource
 from hpc_gpt.core.settings.model import with_pad_token
 from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.program_text import without_secret_comments
 from hpc_gpt.core.settings.rules.walk import without_followers
 from hpc_gpt.core.settings.schedule import cut_schedule, schedule_faults
 from hpc_gpt.core.settings.sweep_rows import SweepRow, check_rows, choose_row
-from hpc_gpt.core.tables import close_matches, merge_tables, parse_toml, read_toml, set_dotted
+from hpc_gpt.core.tables import close_matches, merge_tables, parse_toml, read_toml, set_dotted, value_at
 from hpc_gpt.core.typed_tables import count_of_key, key_in, read_tables
 
 DEFAULT_EXPERIMENT = "gpt2-meg-ds-3d"
@@ -299,9 +298,7 @@ def _beside(source: MixedSource, folder: Path | None, common: Path | None) -> Mi
 
 def _table_at(tables: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """The table that a dotted key names; empty if it does not exist."""
-    table: Any = tables
-    for part in key.split("."):
-        table = table.get(part) if isinstance(table, Mapping) else None
+    table = value_at(tables, key)
     return table if isinstance(table, Mapping) else {}
 
 

@@ -2,7 +2,7 @@
 elsewhere."""
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from typing import Any
 
 from hpc_gpt.core.engines import engine_named
@@ -17,14 +17,6 @@ from hpc_gpt.core.tables import toml_value
 _DEFAULTS = {"data": Data(), "engine": Engine(), "train": Train(), "job": Job(), "after": After()}
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """`keys` have no effect if `why` gives a reason for the settings; it gives an empty text if they have one."""
-
-    keys: tuple[str, ...]
-    why: Callable[[Sized], str]
-
-
 def _saves_nothing(sized: Sized) -> str:
     train = sized.train
     saves = train.save_every or train.save_minutes or train.save_at or train.save_last
@@ -37,60 +29,56 @@ def _is_of_program(sized: Sized, then: str) -> str:
     return "" if ours else f"engine {sized.engine.name} is another program{then}"
 
 
-def _is(key: str, value: Any, then: str = "") -> Callable[[Sized], str]:
-    """A function that gives the reason that another key has a value, followed by `then`."""
+def _is(key: str, value: Any, then: str = "", but: bool = False) -> Callable[[Sized], str]:
+    """A function that gives the reason that another key has a value, or another one (`but`), followed by `then`."""
     table, _, name = key.partition(".")
 
     def why(sized: Sized) -> str:
-        return f"{key} is {toml_value(value)}{then}" if getattr(getattr(sized, table), name) == value else ""
+        other = getattr(getattr(sized, table), name)
+        return f"{key} is {toml_value(other)}{then}" if (other == value) is not but else ""
 
     return why
 
 
 def _is_not(key: str, value: Any, then: str) -> Callable[[Sized], str]:
-    table, _, name = key.partition(".")
-
-    def why(sized: Sized) -> str:
-        other = getattr(getattr(sized, table), name)
-        return "" if other == value else f"{key} is {toml_value(other)}{then}"
-
-    return why
+    return _is(key, value, then, but=True)
 
 
-_RULES = (
-    _Rule(
+# (keys, why they have no effect in a run: a function that gives an empty text if they have one)
+_RULES: tuple[tuple[tuple[str, ...], Callable[[Sized], str]], ...] = (
+    (
         tuple(f"train.{name}" for name in (
             "tf32", "optimizer_mode", "save_in_background", "max_bad_steps",
         )),
         lambda sized: _is_of_program(sized, ", which does not receive it"),
     ),
-    _Rule(("engine.cp_exchange",), lambda sized: "" if sized.layout.cp > 1 else "cp is 1: nothing is exchanged"),
-    _Rule(("data.workers", "data.on_bad_shard"), _is_not("data.source", "stream", "; only a stream uses it")),
-    _Rule(("data.tokenizer", "data.eval_fraction", "data.max_epochs"), _is("data.source", "random", ": no text")),
-    _Rule(("train.eval_batches",), _is("train.eval_every", 0, ": nothing is evaluated")),
-    _Rule(("train.min_lr",), _is("train.decay", "constant")),
-    _Rule(("train.decay_steps", "train.decay_shape"), _is_not("train.decay", "wsd", "; these keys belong to wsd")),
-    _Rule(
+    (("engine.cp_exchange",), lambda sized: "" if sized.layout.cp > 1 else "cp is 1: nothing is exchanged"),
+    (("data.workers", "data.on_bad_shard"), _is_not("data.source", "stream", "; only a stream uses it")),
+    (("data.tokenizer", "data.eval_fraction", "data.max_epochs"), _is("data.source", "random", ": no text")),
+    (("train.eval_batches",), _is("train.eval_every", 0, ": nothing is evaluated")),
+    (("train.min_lr",), _is("train.decay", "constant")),
+    (("train.decay_steps", "train.decay_shape"), _is_not("train.decay", "wsd", "; these keys belong to wsd")),
+    (
         ("train.weight_decay", "train.beta1", "train.beta2", "train.eps"),
         _is("train.optimizer", "sgd", ", which has none of them"),
     ),
-    _Rule(
+    (
         ("train.balance_coef", "train.balance_rate"),
         lambda sized: _is_of_program(sized, ", which does not receive it"),
     ),
-    _Rule(("train.balance_coef",), _is_not("train.balance", "loss", ": no balance loss")),
-    _Rule(("train.balance_rate",), _is_not("train.balance", "bias", ": no bias moves")),
-    _Rule(("train.keep_every",), _is("train.keep_last", 0, ": every checkpoint stays")),
-    _Rule(("train.keep_last", "train.save_in_background"), _saves_nothing),
-    _Rule(("train.hang_floor_s",), _is("train.hang_multiple", 0, ": nothing is a hang")),
-    _Rule(("train.tf32",), _is_not("train.dtype", "fp32", ", and so are its products")),
-    _Rule(("engine.compile_backend",), _is("engine.compile", "none")),
-    _Rule(
+    (("train.balance_coef",), _is_not("train.balance", "loss", ": no balance loss")),
+    (("train.balance_rate",), _is_not("train.balance", "bias", ": no bias moves")),
+    (("train.keep_every",), _is("train.keep_last", 0, ": every checkpoint stays")),
+    (("train.keep_last", "train.save_in_background"), _saves_nothing),
+    (("train.hang_floor_s",), _is("train.hang_multiple", 0, ": nothing is a hang")),
+    (("train.tf32",), _is_not("train.dtype", "fp32", ", and so are its products")),
+    (("engine.compile_backend",), _is("engine.compile", "none")),
+    (
         ("engine.prefetch", "engine.reshard", "engine.gather_blocks"),
         lambda sized: "" if sized.layout.data_ranks > 1 else "the weights are not sharded: dp is 1",
     ),
-    _Rule(("after.run",), _saves_nothing),
-    _Rule(
+    (("after.run",), _saves_nothing),
+    (
         ("layout.allow_tp_across_nodes",),
         lambda sized: "" if sized.layout.tp > sized.ranks_per_node else f"tp {sized.layout.tp} is within a node",
     ),
@@ -102,10 +90,10 @@ def idle_keys(sized: Sized, stated: Collection[str]) -> Iterator[str]:
     defaults."""
     if _takes_nothing_of_preset(sized, stated):
         yield "model.preset has no effect: every size that it sets is also given"
-    left = [key for rule in _RULES for key in rule.keys if key in stated and _is_changed(sized, key)]
-    for rule in _RULES:
-        keys = [key for key in rule.keys if key in left]
-        if keys and (why := rule.why(sized)):
+    left = [key for keys, _ in _RULES for key in keys if key in stated and _is_changed(sized, key)]
+    for of_rule, why_of in _RULES:
+        keys = [key for key in of_rule if key in left]
+        if keys and (why := why_of(sized)):
             left = [key for key in left if key not in keys]
             yield f"{' and '.join(keys)} {'have' if keys[1:] else 'has'} no effect: {why}"
 

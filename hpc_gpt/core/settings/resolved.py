@@ -22,13 +22,14 @@ from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.rules.shape import check_shape
 from hpc_gpt.core.settings.services import SERVICES
 from hpc_gpt.core.settings.sized import (
+    NO_BATCH,
+    NO_MODEL,
     SCHEMA,
     Sized,
     batch_table,
     known_shape,
     model_table,
     program_tables,
-    with_unknown,
 )
 from hpc_gpt.core.typed_tables import from_tables
 
@@ -115,7 +116,9 @@ class Resolved(Sized):
                     f"use the version that wrote it: {tables['version']}",
                 )
             tables, gone = split_gone(tables)
-            resolved = replace(from_tables(Resolved, with_unknown(tables)), gone=gone)
+            for name, unknown in (("model", NO_MODEL), ("batch", NO_BATCH)):
+                tables[name] = asdict(unknown) if tables[name] is None else tables[name]
+            resolved: Resolved = replace(from_tables(Resolved, tables), gone=gone)
             _check_stored(resolved)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as fault:
             if isinstance(fault, ConfigError):
@@ -125,7 +128,6 @@ class Resolved(Sized):
             raise ConfigError(
                 f"resolved.json cannot be read: {fault_text}", "the run folder is damaged; submit again"
             ) from None
-        assert isinstance(resolved, Resolved)
         return resolved
 
 

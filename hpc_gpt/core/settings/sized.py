@@ -7,7 +7,7 @@ A program computes, reads and saves whatever it wants; its model, batch and step
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -159,16 +159,6 @@ def program_tables(run: Sized) -> dict[str, Any]:
     of_script, of_run = ("script", "args"), ("run", "per", "setup", "resume", "snapshot", "link")
     left_out = of_script if run.command.script is None else of_run
     return {"command": {key: value for key, value in asdict(run.command).items() if key not in left_out}}
-
-
-def with_unknown(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of resolved.json, with NO_MODEL and NO_BATCH for an unknown model and batch."""
-    filled = dict(tables)
-    if tables["model"] is None:
-        filled["model"] = asdict(NO_MODEL)
-    if tables["batch"] is None:
-        filled["batch"] = asdict(NO_BATCH)
-    return filled
 
 
 # --- its job

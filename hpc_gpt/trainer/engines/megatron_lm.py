@@ -25,7 +25,7 @@ from hpc_gpt.core.errors import DataError
 from hpc_gpt.core.network import MEETING_S
 from hpc_gpt.core.runs.provenance import complete_run, git_state, versions_of
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.core.settings.mixture import evaluation_shares
+from hpc_gpt.core.settings.data_source import evaluation_shares
 from hpc_gpt.reader.dialects.megatron import ITERATION
 from hpc_gpt.reader.logs.matches import float_of, values_of
 from hpc_gpt.reader.pattern import MIXTURE_FIELDS

@@ -1,7 +1,7 @@
 """Lines for the user on a run's data: source, tokens, epochs, and the shares of a mixture's sources."""
 
 from hpc_gpt.core.format import Line, counted, show_short
-from hpc_gpt.core.settings.mixture import MIX, mixture_shares, phase_steps
+from hpc_gpt.core.settings.data_source import MIX, mixture_shares, phase_steps
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.trainer.tokens.build import STDLIB_SHARDS, stdlib_length

@@ -14,8 +14,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from hpc_gpt.core.settings.data_source import mixture_shares, phase_steps
 from hpc_gpt.core.settings.layout import Batch
-from hpc_gpt.core.settings.mixture import mixture_shares, phase_steps
 from hpc_gpt.core.settings.resolved import Resolved
 
 _ROUNDS = 6

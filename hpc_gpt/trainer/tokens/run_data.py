@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from hpc_gpt.core.errors import DataError
 from hpc_gpt.core.format import counted, show_short
+from hpc_gpt.core.settings.data_source import MIX
 from hpc_gpt.core.settings.experiment import Data
-from hpc_gpt.core.settings.mixture import MIX
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.tokens import megatron
 from hpc_gpt.trainer.tokens.build import (

@@ -12,9 +12,9 @@ from hpc_gpt.core.engines import engines
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.errors import raise_faults
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.data_source import MixedSource
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Command, Data, Experiment, Model
-from hpc_gpt.core.settings.mixture import MixedSource
 from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.services import Plan
 from tests.core.engines.test_command import PROFILE, SOUND, experiment

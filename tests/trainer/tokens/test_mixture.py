@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.core.errors import DataError
-from hpc_gpt.core.settings.mixture import MixedSource, mixture_shares, phase_steps
+from hpc_gpt.core.settings.data_source import MixedSource, mixture_shares, phase_steps
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.tokens import description
 from hpc_gpt.trainer.tokens.build import build_megatron, build_tokens

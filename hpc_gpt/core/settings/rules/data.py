@@ -9,8 +9,8 @@ from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.formulas import MOST_TOKENS
 from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.data_source import MIX, MixedSource
 from hpc_gpt.core.settings.experiment import Data, Experiment
-from hpc_gpt.core.settings.mixture import MIX, MixedSource
 
 SET_END_TOKEN = "set data.end_token to the number of the token that ends a document"
 # {source that needs a path: (the thing that is missing without one, the hint)}
