@@ -10,7 +10,7 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.run_argument import chosen_run
 from hpc_gpt.cli.verb import verb
-from hpc_gpt.core.settings.requirements import check_package
+from hpc_gpt.core.errors import check_package
 
 
 @verb(170)

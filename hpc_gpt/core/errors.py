@@ -14,6 +14,7 @@ UserError (ValueError)          a message and a hint; exit 2
 """
 
 import contextlib
+import importlib.util
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -139,6 +140,12 @@ def check_sizes(sizes: Mapping[str, int | None], table: str = "") -> None:
     for name, size in sizes.items():
         if size is not None and size < 1:
             raise LayoutError(f"{table}{name} is {size}, but must be at least 1", f"give a positive {name}")
+
+
+def check_package(package: str, user: str, extra: str = "train") -> None:
+    """Raises ConfigError, with the command that installs it, if an optional package is missing."""
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{user} needs {package}, which is not installed", f"pip install 'hpc-gpt[{extra}]'")
 
 
 def raise_faults(faults: Iterable[Fault]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable, UserError
+from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable, UserError, check_package
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.code_archive import CODE_KEY
 from hpc_gpt.core.runs.provenance import collect, weights_of
@@ -120,6 +120,20 @@ def check_values(resolved: Resolved) -> None:
                 raise ConfigError(message, "export it in the shell that submits: jobs have its variables")
 
 
+def check_requirements(resolved: Resolved, has_gpu: bool) -> None:
+    """Raises ConfigError if this machine, on which the ranks will run, lacks a package or a GPU that they need."""
+    facts = engine_named(resolved.engine.name)
+    if resolved.train.dtype == "fp16" and not has_gpu and not facts.trains_fp16_on_cpu:
+        raise ConfigError(
+            "train.dtype is fp16, but this machine has no GPU, and DeepSpeed does not train in fp16 on a CPU",
+            "use --set train.dtype=fp32 or bf16, or --engine ddp or fsdp",
+        )
+    for package in facts.packages:
+        check_package(package, f"engine {resolved.engine.name}")
+    if resolved.train.init is not None:
+        check_package("safetensors", "train.init")
+
+
 def check_inputs(
     resolved: Resolved,
     data_beside: Path | None,
@@ -133,7 +147,6 @@ def check_inputs(
     library's data. Raises ConfigError, DataError."""
     if resolved.cluster.scheduler == "local":
         from hpc_gpt.core.network import check_open_files
-        from hpc_gpt.core.settings.requirements import check_requirements
 
         check_requirements(resolved, has_gpu)
         if not runs_program(resolved):

@@ -206,7 +206,8 @@ def write_script_array(prepared: PreparedRun, logs: Path) -> tuple[SubmittedSwee
     provenance = check_submission([prepared], logs)
     sweep = SubmittedSweep(resolved.name, claim_folder(logs / resolved.slug))
     variables = {"SLURM_ARRAY_JOB_ID": str(os.getpid()), **array_variables(script.array)}
-    rows = [replace(prepared, resolved=resolved.as_row(resolved.name, str(number))) for number in script.array]
+    elements = [replace(resolved, sweep=resolved.name, row=str(number)) for number in script.array]
+    rows = [replace(prepared, resolved=element) for element in elements]
     is_local = resolved.cluster.scheduler == "local"
     notes = [{"array": {**variables, "SLURM_ARRAY_TASK_ID": row.resolved.row}} if is_local else {} for row in rows]
     _write_rows(sweep, rows, logs, provenance, notes)

@@ -86,7 +86,7 @@ def _sound_part(value: Any, kind: Any) -> Any:
         items = [_sound_part(item, kind[0]) for item in value]
         return items if _UNSOUND not in items else _UNSOUND
     if isinstance(kind, re.Pattern):
-        is_sound = fits(value, str | int if kind is _JOB_ID else str) and kind.fullmatch(str(value)[:99])
+        is_sound = fits(value, str | int if kind is _JOB_ID else str) and bool(kind.fullmatch(str(value)[:99]))
     else:
         is_sound = isinstance(kind, type) and fits(value, kind) and (kind not in (int, float) or value >= 0)
     return value if is_sound else _UNSOUND

@@ -21,17 +21,16 @@ MIX: Literal["mix"] = "mix"  # data.source of a mixture
 def stated_source(source: str, layers: Sequence[Mapping[str, Any]]) -> Literal["path", "source", "both"] | None:
     """The newer of data.path and a `source` that reads no path, in the layers of [data], the oldest first; "both" if
     one layer states both, None if they do not contradict each other."""
-    newest = {key: _newest(key, layers) for key in ("path", "source")}
+    newest = {
+        key: max((place for place, layer in enumerate(layers) if layer.get(key) is not None), default=-1)
+        for key in ("path", "source")
+    }
     path = next((layer["path"] for layer in reversed(layers) if layer.get("path") is not None), None)
     if path in (None, STDLIB) or source not in WITHOUT_PATH:
         return None
     if newest["path"] == newest["source"]:
         return "both"
     return "path" if newest["path"] > newest["source"] else "source"
-
-
-def _newest(key: str, layers: Sequence[Mapping[str, Any]]) -> int:
-    return max((place for place, layer in enumerate(layers) if layer.get(key) is not None), default=-1)
 
 
 def refuse_both(path: str, source: str) -> ConfigError:

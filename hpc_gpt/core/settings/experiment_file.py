@@ -317,11 +317,12 @@ def parse_override(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text[:80]!r} is not KEY=VALUE", "for example --set train.steps=20")
     if not raw:
         return key, None
-    if _wants_text(key) and raw[0] not in "\"'":
+    kind = key_in(Experiment, key)[0]
+    if kind in (str, str | None) and raw[0] not in "\"'":  # so `job.time=90` needs no quotes
         return key, raw
     with contextlib.suppress(tomllib.TOMLDecodeError, KeyError):
         return key, parse_toml(f"value = {raw}")["value"]
-    if key_in(Experiment, key)[0] in (int, int | None):
+    if kind in (int, int | None):
         with contextlib.suppress(ValueError, OverflowError):
             return key, count_of_key(Experiment, key, raw)
     return key, raw
@@ -348,11 +349,6 @@ def gives_way(keys: Collection[str]) -> list[str]:
     away = ["layout.gpus"] if "layout.nodes" in keys else ["layout.nodes"] if "layout.gpus" in keys else []
     away += ["model.preset", *OF_A_MODEL] if {"model.preset", "model.hf"} & set(keys) else []
     return [key for key in away if key not in keys]
-
-
-def _wants_text(key: str) -> bool:
-    """Whether an experiment's key holds a text, so that `job.time=90` needs no quotes."""
-    return key_in(Experiment, key)[0] in (str, str | None)
 
 
 # --- files that extend others

@@ -73,10 +73,6 @@ class Resolved(Sized):
         lines = (self.command, self.script, self.cluster.setup, self.notify.command, self.after.run)
         return 0o600 if any(lines) else 0o666
 
-    def as_row(self, sweep: str, row: str) -> Resolved:
-        """The same run as a row of a sweep, for an element of an array."""
-        return replace(self, sweep=sweep, row=row)
-
     def to_json(self) -> str:
         """The text of resolved.json, the same bytes for the same settings."""
         return self._json

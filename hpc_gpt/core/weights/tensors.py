@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.errors import ConfigError, check_package
 from hpc_gpt.core.files import aside, sync
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.settings.requirements import check_package
 from hpc_gpt.core.weights.config import GENERATION, InitConfig, config_of
 from hpc_gpt.core.weights.folder import WeightsFolder, check_weights
 from hpc_gpt.core.weights.names import CHOICE_BIAS, WeightPart, parts_of, size_of, to_hf

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hpc_gpt.core.errors import check_package
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.settings.requirements import check_package
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.weights.config import config_of
 from hpc_gpt.core.weights.names import WeightPart, held_by_class, parts_of

@@ -17,9 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.errors import ConfigError, check_package
 from hpc_gpt.core.process import no_collections
-from hpc_gpt.core.settings.requirements import check_package
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import learning_rate
 from hpc_gpt.core.weights.folder import read_folder

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.errors import DataError
-from hpc_gpt.core.settings.requirements import check_package
+from hpc_gpt.core.errors import DataError, check_package
 
 COMPRESSED_SUFFIXES = (".gz", ".zst")
 _PIECE_BYTES = 1 << 20

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.errors import DataError
+from hpc_gpt.core.errors import DataError, check_package
 from hpc_gpt.core.files import data_dir
 from hpc_gpt.core.format import and_more, counted, plain
-from hpc_gpt.core.settings.requirements import check_package
 from hpc_gpt.trainer.tokens.content import COMPRESSED_SUFFIXES, content
 
 JSONL_SUFFIXES = (".jsonl", ".ndjson")

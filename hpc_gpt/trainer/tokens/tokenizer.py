@@ -25,9 +25,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.core.errors import DataError, OsErrorAs
+from hpc_gpt.core.errors import DataError, OsErrorAs, check_package
 from hpc_gpt.core.files import json_in
-from hpc_gpt.core.settings.requirements import check_package
 from hpc_gpt.trainer.tokens.sources import DOCUMENT_END, find_path
 
 BYTE, CHAR, TIKTOKEN = "byte", "char", "tiktoken:"

@@ -2,12 +2,12 @@
 
 import pytest
 
-from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.errors import ConfigError, check_package
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.requirements import check_package, check_requirements
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.launcher.submission import check_requirements
 
 
 def settle(**overrides) -> Resolved:
