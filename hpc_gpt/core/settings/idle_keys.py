@@ -23,10 +23,10 @@ def _saves_nothing(sized: Sized) -> str:
     return "" if saves else "train.save_last is false and no other key saves"
 
 
-def _is_of_program(sized: Sized, then: str) -> str:
-    """The reason that another program trains, followed by `then`; empty if our code trains."""
+def _is_of_program(sized: Sized) -> str:
+    """The reason that another program trains; empty if our code trains."""
     ours = engine_named(sized.engine.name).writes_metrics
-    return "" if ours else f"engine {sized.engine.name} is another program{then}"
+    return "" if ours else f"engine {sized.engine.name} is another program, which does not receive it"
 
 
 def _is(key: str, value: Any, then: str = "", but: bool = False) -> Callable[[Sized], str]:
@@ -46,12 +46,7 @@ def _is_not(key: str, value: Any, then: str) -> Callable[[Sized], str]:
 
 # (keys, why they have no effect in a run: a function that gives an empty text if they have one)
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Sized], str]], ...] = (
-    (
-        tuple(f"train.{name}" for name in (
-            "tf32", "optimizer_mode", "save_in_background", "max_bad_steps",
-        )),
-        lambda sized: _is_of_program(sized, ", which does not receive it"),
-    ),
+    (("train.tf32", "train.optimizer_mode", "train.save_in_background", "train.max_bad_steps"), _is_of_program),
     (("engine.cp_exchange",), lambda sized: "" if sized.layout.cp > 1 else "cp is 1: nothing is exchanged"),
     (("data.workers", "data.on_bad_shard"), _is_not("data.source", "stream", "; only a stream uses it")),
     (("data.tokenizer", "data.eval_fraction", "data.max_epochs"), _is("data.source", "random", ": no text")),
@@ -62,10 +57,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Sized], str]], ...] = (
         ("train.weight_decay", "train.beta1", "train.beta2", "train.eps"),
         _is("train.optimizer", "sgd", ", which has none of them"),
     ),
-    (
-        ("train.balance_coef", "train.balance_rate"),
-        lambda sized: _is_of_program(sized, ", which does not receive it"),
-    ),
+    (("train.balance_coef", "train.balance_rate"), _is_of_program),
     (("train.balance_coef",), _is_not("train.balance", "loss", ": no balance loss")),
     (("train.balance_rate",), _is_not("train.balance", "bias", ": no bias moves")),
     (("train.keep_every",), _is("train.keep_last", 0, ": every checkpoint stays")),
