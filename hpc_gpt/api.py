@@ -33,7 +33,7 @@ from hpc_gpt.launcher.watch.control import ask_runs, await_answer, await_measure
 from hpc_gpt.launcher.watch.logs import log_path
 from hpc_gpt.launcher.watch.status import RunStatus, read_status
 from hpc_gpt.planner.figures import Figures, figures_of
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.gather import gather_paths, read_one, refresh_record
 from hpc_gpt.report.loss_curve import runs_html
 

@@ -14,7 +14,7 @@ from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import find_sweep, load_experiment
 from hpc_gpt.launcher.render import render_script
-from hpc_gpt.reader.records.own_run import read_own
+from hpc_gpt.reader.runs.own_run import read_own
 
 STARTED = 1_700_000_000.0
 

@@ -54,11 +54,11 @@ def test_what_a_job_script_starts_loads_no_reader_of_logs():
     names = [f"hpc_gpt.launcher.attempts.{name}" for name in ("may_start", "notify", "script_end", "what_next")]
     program = f"import sys\nimport {', '.join(names)}\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    heavy = HEAVY | {"numpy", "jinja2", "click", "hpc_gpt.reader.causes", "hpc_gpt.reader.logs"}
+    heavy = HEAVY | {"numpy", "jinja2", "click", "hpc_gpt.reader.failures.causes", "hpc_gpt.reader.lines.read_log"}
     assert not {*done.stdout.split()} & heavy
 
 
 def test_the_timings_of_an_earlier_run_load_no_dialect():
-    program = "import sys\nimport hpc_gpt.reader.records.timings\nprint(*sys.modules)"
+    program = "import sys\nimport hpc_gpt.reader.runs.timings\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert not {*done.stdout.split()} & {*HEAVY, "hpc_gpt.reader.dialects", "hpc_gpt.reader.causes"}
+    assert not {*done.stdout.split()} & {*HEAVY, "hpc_gpt.reader.lines.dialects", "hpc_gpt.reader.failures.causes"}

@@ -23,7 +23,7 @@ from hpc_gpt.launcher.race.prepare_race import ROUNDS, STEPS, TOP, PreparedRace,
 from hpc_gpt.launcher.request import Request
 from hpc_gpt.launcher.submission import dry_run as ask_slurm
 from hpc_gpt.launcher.watch.control import wait_for
-from hpc_gpt.reader.records import BENCH_FILE
+from hpc_gpt.reader.runs.run_read import BENCH_FILE
 from hpc_gpt.report.bench_table import file_text
 
 

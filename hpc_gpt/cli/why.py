@@ -75,7 +75,7 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
 
 
 def _lines(answer: Why) -> list[str]:
-    from hpc_gpt.reader.causes import one_line
+    from hpc_gpt.reader.failures.causes import one_line
 
     record, last, advice = answer.record, answer.last, meaning(answer.ended)
     name = f" ({one_line(record.name)})" if record.name and record.name != record.run else ""
@@ -116,7 +116,7 @@ def _own_options(cause: str) -> list[str]:
 
 
 def _cause_lines(last: AttemptWhy, answer: Why) -> list[str]:
-    from hpc_gpt.reader.causes import one_line
+    from hpc_gpt.reader.failures.causes import one_line
     from hpc_gpt.report.why import followed
 
     lines = []

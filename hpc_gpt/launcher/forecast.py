@@ -21,7 +21,7 @@ from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.slurm.requeue import REQUEUES, cannot_continue, requeue_of
 
 if TYPE_CHECKING:
-    from hpc_gpt.reader.records.timings import MeasuredRun
+    from hpc_gpt.reader.runs.timings import MeasuredRun
 
 # Seconds after the last save: the ranks end, the script asks what to do next, and Slurm may answer slowly.
 LEAVE_S = 15.0

@@ -15,7 +15,7 @@ from hpc_gpt.core.settings.resolved import speed_hash
 from hpc_gpt.core.settings.sized import Sized
 
 if TYPE_CHECKING:
-    from hpc_gpt.reader.records.timings import MeasuredRun
+    from hpc_gpt.reader.runs.timings import MeasuredRun
 
 _LOOKED_AT = 500  # only so many of the newest runs are read: the settings of one take about 1 ms
 
@@ -34,7 +34,7 @@ class PastTimings:
         if wanted not in self._cached:
             if not (alike := self._by_hash.get(wanted)):
                 return None
-            from hpc_gpt.reader.records.timings import measure_run  # needs numpy
+            from hpc_gpt.reader.runs.timings import measure_run  # needs numpy
 
             measured = (measure_run(run) for run in alike)
             self._cached[wanted] = next((timings for timings in measured if timings is not None), None)

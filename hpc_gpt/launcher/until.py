@@ -144,7 +144,7 @@ def wants_forecast(resolved: Sized, until: Until) -> bool:
 def forecast_chain(resolved: Sized, prediction: Prediction, inputs: ForecastInputs) -> Forecast:
     """The forecast of a run's job chain. Raises ConfigError if the training cannot reach its end."""
     from hpc_gpt.launcher.forecast import ForecastFacts, make_forecast
-    from hpc_gpt.reader.records.timings import measure_run
+    from hpc_gpt.reader.runs.timings import measure_run
 
     step = prediction.tables["step"] if prediction.tables is not None else None
     before = None

@@ -12,8 +12,8 @@ from hpc_gpt.core.format import counted, plain, show_digits, show_share
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_stored
-from hpc_gpt.reader.records import is_bench, read_records
-from hpc_gpt.reader.records.own_run import DIALECT
+from hpc_gpt.reader.runs.own_run import DIALECT
+from hpc_gpt.reader.runs.run_read import is_bench, read_records
 from hpc_gpt.report.compare import compare_runs
 from hpc_gpt.report.gather import read_bench
 

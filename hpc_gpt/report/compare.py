@@ -14,9 +14,9 @@ from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.secrets import without_secrets
 from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.tables import flat
-from hpc_gpt.reader.records import RunRead
-from hpc_gpt.reader.records.figures import step_s_of_rates
-from hpc_gpt.reader.steps import WIDE
+from hpc_gpt.reader.lines.steps import WIDE
+from hpc_gpt.reader.runs.figures import step_s_of_rates
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.difference import (
     FEWEST,
     Interval,

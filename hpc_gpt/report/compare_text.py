@@ -10,8 +10,8 @@ from hpc_gpt.core.columns import FIGURES, peak
 from hpc_gpt.core.format import counted, cut, plain, show_digits, show_value, some, wrapped
 from hpc_gpt.core.runs.record import SCHEMA, finite
 from hpc_gpt.core.secrets import hide_secrets
-from hpc_gpt.reader.records import RunRead
-from hpc_gpt.reader.records.own_run import DIALECT
+from hpc_gpt.reader.runs.own_run import DIALECT
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.compare import Comparison, Losses, SettingDifference, Speed
 from hpc_gpt.report.difference import LEVEL, Interval
 from hpc_gpt.report.tables import show_layout, show_name

@@ -24,9 +24,9 @@ from hpc_gpt.core.files import aside, try_folder
 from hpc_gpt.core.sinks import FLOPS, CurveRow, ShownRun, need_package, plain_text, shown_settings
 from hpc_gpt.core.sinks.tensorboard import EVENT_FILE, TensorBoard
 from hpc_gpt.core.sinks.wandb import Wandb
-from hpc_gpt.reader.pattern import MIXTURE_FIELDS
-from hpc_gpt.reader.records import RunRead
-from hpc_gpt.reader.records.attempts import epoch
+from hpc_gpt.reader.lines.fields import MIXTURE_FIELDS
+from hpc_gpt.reader.runs.attempts import epoch
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.compare import flat_settings, tokens_per_step
 
 _CURVES = ("loss", "step_s", "tokens_per_s", "lr", "grad_norm", *MIXTURE_FIELDS)

@@ -20,14 +20,14 @@ from hpc_gpt.core.runs.find_runs import (
 )
 from hpc_gpt.core.runs.record import Record, write_record
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.reader.logs.read_log import READER_FAILED
-from hpc_gpt.reader.logs.source import STDIN
-from hpc_gpt.reader.records import BENCH_FILE, RunRead, is_bench, read_records, read_rounds
-from hpc_gpt.reader.records.discovery import EMPTY, OF_KERNEL, WRITTEN_BY_US, discover, notes, shown_path
-from hpc_gpt.reader.records.foreign import NOT_KNOWN, read_foreign_runs
-from hpc_gpt.reader.records.kept_record import note_of, read_kept, states_of
-from hpc_gpt.reader.records.own_run import read_own
-from hpc_gpt.reader.steps import StepTable
+from hpc_gpt.reader.lines.read_log import READER_FAILED
+from hpc_gpt.reader.lines.source import STDIN
+from hpc_gpt.reader.lines.steps import StepTable
+from hpc_gpt.reader.runs.discovery import EMPTY, OF_KERNEL, WRITTEN_BY_US, discover, notes, shown_path
+from hpc_gpt.reader.runs.foreign import NOT_KNOWN, read_foreign_runs
+from hpc_gpt.reader.runs.kept_record import note_of, read_kept, states_of
+from hpc_gpt.reader.runs.own_run import read_own
+from hpc_gpt.reader.runs.run_read import BENCH_FILE, RunRead, is_bench, read_records, read_rounds
 from hpc_gpt.report.notes import RunNote
 from hpc_gpt.report.published_tables import named_sweep, sweep_of
 

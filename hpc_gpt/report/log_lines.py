@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hpc_gpt.core.format import plain
 from hpc_gpt.core.secrets import hide_secrets
-from hpc_gpt.reader.logs.source import Source
+from hpc_gpt.reader.lines.source import Source
 
 BEFORE, AFTER = 8, 4  # lines shown around a cause
 _LONGEST_LINE = 200

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from hpc_gpt.core.columns import grid
 from hpc_gpt.core.format import show_short
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.svg import Svg, drawing, element, escaped
 from hpc_gpt.report.tables import usual_columns
 

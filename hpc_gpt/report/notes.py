@@ -16,7 +16,7 @@ from typing import NamedTuple
 from hpc_gpt.core.ends.failures import ENDED, LIVE
 from hpc_gpt.core.format import ALIKE, FEW_ALIKE, counted, show_digits, some_names, without_figures
 from hpc_gpt.core.runs.record import ABSENT, Record
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.svg import number, safe
 from hpc_gpt.report.tables import show_begin, show_name
 

@@ -29,8 +29,8 @@ from hpc_gpt.core.settings.sized import known_shape
 from hpc_gpt.core.settings.sweep_rows import SweepRow
 from hpc_gpt.core.tables import flat, merge_tables, undotted
 from hpc_gpt.core.typed_tables import check_tables
-from hpc_gpt.reader.records.figures import add_figures
-from hpc_gpt.reader.records.own_run import figures_asked
+from hpc_gpt.reader.runs.figures import add_figures
+from hpc_gpt.reader.runs.own_run import figures_asked
 from hpc_gpt.report.notes import KNOW, RunNote
 from hpc_gpt.report.tables import (
     COLUMNS,

@@ -44,7 +44,7 @@ from hpc_gpt.core.runs.record import RECORD_KEYS, SCHEMA, Record, finite
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.tables import close_matches
-from hpc_gpt.reader.pattern import MIXTURE_FIELDS
+from hpc_gpt.reader.lines.fields import MIXTURE_FIELDS
 
 # The tables of an experiment whose keys a record keeps.
 _KEPT = ("model", "layout", "engine", "train", "data")

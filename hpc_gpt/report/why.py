@@ -28,14 +28,14 @@ from hpc_gpt.core.runs.work_archive import link_line, missing_in_copy
 from hpc_gpt.core.slurm.directives import asks_for_gpus
 from hpc_gpt.core.slurm.hosts import first_host
 from hpc_gpt.core.slurm.script_lines import redirected
-from hpc_gpt.reader.attempt_cause import cause_before_attempts, job_output
-from hpc_gpt.reader.causes import Cause, first_cause, one_line
-from hpc_gpt.reader.logs import Failure, Part
-from hpc_gpt.reader.logs.read_log import read_log
-from hpc_gpt.reader.records import RunRead
-from hpc_gpt.reader.records.own_run import OF_CHECKPOINTS
-from hpc_gpt.reader.records.results import OF_EXPERTS
-from hpc_gpt.reader.records.sockets import OF_NETWORK
+from hpc_gpt.reader.failures.causes import Cause, first_cause, one_line
+from hpc_gpt.reader.lines.part import Failure, Part
+from hpc_gpt.reader.lines.read_log import read_log
+from hpc_gpt.reader.runs.attempt_cause import cause_before_attempts, job_output
+from hpc_gpt.reader.runs.own_run import OF_CHECKPOINTS
+from hpc_gpt.reader.runs.results import OF_EXPERTS
+from hpc_gpt.reader.runs.run_read import RunRead
+from hpc_gpt.reader.runs.sockets import OF_NETWORK
 from hpc_gpt.report.gather import read_one
 from hpc_gpt.report.log_lines import last_lines, lines_around
 

@@ -25,8 +25,8 @@ class Curves:
     """Shows each line of the attempt's metrics in the services, and waits for none of them."""
 
     def __init__(self, run: RunFolder, attempt: Attempt, resolved: Resolved) -> None:
-        from hpc_gpt.reader.records.figures import add_figures
-        from hpc_gpt.reader.records.own_run import figures_asked, read_own
+        from hpc_gpt.reader.runs.figures import add_figures
+        from hpc_gpt.reader.runs.own_run import figures_asked, read_own
 
         record = read_own(run, ends_only=True).record
         flops = add_figures(replace(record, step_s=_LONG_S, step_s_mean=None))

@@ -6,7 +6,7 @@ Switches one part off at a time, reads logs whose truth is known, and counts the
 part that earns no right figure and prevents no wrong one goes, unless BY_DECISION says why it stays.
 
 A part is found, not listed: a program of the dialects; a family of failures, by class and advice; a row of the table of
-inferences; a function of `records` that sets, drops or flags a field, which then does all but that. The logs are those
+inferences; a function of `runs` that sets, drops or flags a field, which then does all but that. The logs are those
 of tests/reader/truth, the specimens (a dialect's own does not count for it), the failures of tests/reader/printed, the
 runs of tests/specimens and, if they are there, the logs, the cases and the lines of log-formats.md in ../shared. A
 case's EXPECTED names class and node. What else is read from a case or such a line with every part counts as true: it
@@ -38,13 +38,13 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from hpc_gpt.core.ends.failures import ENDED
-from hpc_gpt.reader import records
-from hpc_gpt.reader.logs import line_kinds, matches
-from hpc_gpt.reader.logs.read_log import LogRead, read_log
-from hpc_gpt.reader.records import foreign, rules
+from hpc_gpt.reader import runs
+from hpc_gpt.reader.lines import line_kinds, matches
+from hpc_gpt.reader.lines.read_log import LogRead, read_log
+from hpc_gpt.reader.runs import foreign, rules
 from hpc_gpt.report.gather import gather_paths
 from tests.conftest import REPOSITORY
-from tests.reader.dialects.test_specimens import SAID, said
+from tests.reader.programs.test_specimens import SAID, said
 from tests.reader.reading import specimen_of
 from tests.reader.test_printed import FILES, causes, logs_of
 from tests.reader.test_truth import _ROUNDED, TRUTH, is_right
@@ -93,7 +93,7 @@ FIGURES = (
 )
 _LONGEST_S = 60
 NOT_READ: tuple[Any, ...] = (None, [], "unknown")
-# What ../shared/logs say, by hand (tests/reader/records/test_shared_logs.py has the reasons).
+# What ../shared/logs say, by hand (tests/reader/runs/test_shared_logs.py has the reasons).
 LOGS = {
     "meg_gpt2_perf_n16": {
         "gpus": 64, "tp": 4, "pp": 16, "dp": 1, "micro_batch": 4, "micro_batches": 256, "global_batch": 1024,
@@ -267,21 +267,27 @@ def _of_rules() -> Iterator[Part]:
     for row in rules.RULES:
         name = f"{row.whole} = {' x '.join(row.factors) or 1}" + f", {row.says}" * bool(row.says)
         others = tuple(each for each in rules.RULES if each is not row)
-        yield Part("rule", name, "1 row", lambda others=others: setattr(rules, "RULES", others))  # type: ignore[misc]
+        yield Part("rule", name, "1 row", lambda others=others: _with_rules(others))  # type: ignore[misc]
 
 
-# Names that stand for what is built, in `records`: a call of one of its methods or a statement on its tables sets,
+def _with_rules(rows: tuple[rules.Rule, ...]) -> None:
+    """Every later record follows these rules alone."""
+    rules.RULES = rows  # type: ignore[misc]
+    rules._rows.cache_clear()
+
+
+# Names that stand for what is built, in `runs`: a call of one of its methods or a statement on its tables sets,
 # drops or flags a field.
 BUILT = {"draft": ("set", "infer", "flag"), "record": (), "figures": (), "flags": ("append",)}
 
 
 def _of_records() -> Iterator[Part]:
-    for module in _modules(records):
+    for module in _modules(runs):
         if module.__name__.rpartition(".")[2] in ("grouping", "discovery", "attempts"):
             continue  # which logs and attempts are one run: their answer is no field
         for name, function in inspect.getmembers(module, inspect.isfunction):
             if function.__module__ == module.__name__ and (off := _without_effect(function)) is not None:
-                stem = module.__name__.removeprefix(records.__name__).lstrip(".") or "records"
+                stem = module.__name__.rpartition(".")[2]
                 size = f"{len(inspect.getsource(function).splitlines())} lines"
                 yield Part(
                     "record",

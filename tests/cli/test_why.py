@@ -10,7 +10,7 @@ import pytest
 from hpc_gpt.core.ends.failures import ENDED, advice
 from hpc_gpt.core.files import write_once
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.reader.attempt_cause import read_cause
+from hpc_gpt.reader.runs.attempt_cause import read_cause
 from hpc_gpt.report.log_lines import last_lines, lines_around
 from tests.cli.command import error_of, in_process
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_job

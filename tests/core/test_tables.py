@@ -16,7 +16,7 @@ from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.experiment_file import list_experiments, read_experiment
 from hpc_gpt.core.tables import merge_tables, read_toml
 from hpc_gpt.core.typed_tables import check_tables
-from hpc_gpt.reader.records.own_run import read_own
+from hpc_gpt.reader.runs.own_run import read_own
 from tests.cli.command import error_of, in_process
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, make_run, metrics_line

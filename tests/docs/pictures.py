@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.reader.records import RunRead
-from hpc_gpt.reader.records.figures import add_figures
+from hpc_gpt.reader.runs.figures import add_figures
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.page import write_page
 from hpc_gpt.report.published_tables import sweep_lines
 from tests.report.page.chromium import Chromium

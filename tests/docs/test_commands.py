@@ -49,7 +49,7 @@ NOT_RUN = {
     "plan --calibrate": "needs runs on GPUs: tests/cli/test_plan_calibrate.py",
     "plan --model gpt2 --engine NAME": "of an engine to be written: tests/core/engines/test_seventh.py",
     "report RACE": "reads a race: tests/launcher/local/test_race.py",
-    "report acme.log": "of a dialect to be written: tests/reader/dialects/test_example_of_the_page.py",
+    "report acme.log": "of a dialect to be written: tests/reader/programs/test_example_of_the_page.py",
 }
 
 

@@ -18,7 +18,7 @@ from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine, Matmul, Train
 from hpc_gpt.core.settings.experiment_file import find_sweep, load_experiment
 from hpc_gpt.core.settings.presets import PRESETS
-from hpc_gpt.reader.steps import SLOW_STEP
+from hpc_gpt.reader.lines.steps import SLOW_STEP
 from tests.cli.document import END, document, mark_of
 from tests.cli.document import PAGES as GENERATED
 from tests.cli.test_variables import options_of

@@ -23,7 +23,7 @@ from hpc_gpt.launcher.forecast import (
     steps_of_job,
     time_limit_text,
 )
-from hpc_gpt.reader.records.timings import MeasuredRun
+from hpc_gpt.reader.runs.timings import MeasuredRun
 
 SECONDS = st.floats(0, 500, allow_nan=False)
 PACES = st.builds(

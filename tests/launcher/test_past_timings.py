@@ -10,7 +10,7 @@ from hpc_gpt.core.runs.disk_space import checkpoint_bytes, space_needed_gib
 from hpc_gpt.core.settings.resolved import speed_hash
 from hpc_gpt.launcher.forecast import ForecastFacts, make_forecast
 from hpc_gpt.launcher.past_timings import PastTimings
-from hpc_gpt.reader.records.timings import measure_run
+from hpc_gpt.reader.runs.timings import measure_run
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt
 
 

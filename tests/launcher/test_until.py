@@ -15,7 +15,7 @@ from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.layout import Batch
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.launcher.until import Until, length_settings, parse_until, short_of_time
-from hpc_gpt.reader.records.timings import MeasuredRun
+from hpc_gpt.reader.runs.timings import MeasuredRun
 from tests.cli.command import in_process
 from tests.made_runs import unsubmitted_run
 

@@ -9,7 +9,7 @@ from platform import node
 
 import pytest
 
-from hpc_gpt.reader.attempt_cause import read_cause
+from hpc_gpt.reader.runs.attempt_cause import read_cause
 from hpc_gpt.trainer.engines.megatron_lm import MegatronRank, read_iteration
 from hpc_gpt.trainer.program.process import ForeignLog
 from hpc_gpt.trainer.supervision.signals import Signals
@@ -172,5 +172,5 @@ def test_a_reader_that_fails_at_the_end_leaves_the_exit_code(rank, monkeypatch, 
 
 
 def test_a_reader_that_fails_leaves_no_attempt_unjudged(rank, monkeypatch):
-    monkeypatch.setattr("hpc_gpt.reader.causes.first_cause", raises)
+    monkeypatch.setattr("hpc_gpt.reader.failures.causes.first_cause", raises)
     assert read_cause(rank._attempt).ended == "unknown"

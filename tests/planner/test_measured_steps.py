@@ -11,7 +11,7 @@ from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.planner.measured_steps import read_measured_steps
-from hpc_gpt.reader.records.own_run import figures_asked
+from hpc_gpt.reader.runs.own_run import figures_asked
 
 NAME = "jean-zay-v100-32g"
 RECORD = Record(

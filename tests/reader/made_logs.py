@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from hpc_gpt.reader.records import RunRead
-from hpc_gpt.reader.records.foreign import read_foreign
-from hpc_gpt.reader.records.grouping import group_logs
+from hpc_gpt.reader.runs.foreign import read_foreign
+from hpc_gpt.reader.runs.grouping import group_logs
+from hpc_gpt.reader.runs.run_read import RunRead
 from tests.reader.reading import read_lines
 
 ARGUMENTS = {

@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from hpc_gpt.reader.logs import Part
-from hpc_gpt.reader.logs.lines import LineReader
-from hpc_gpt.reader.logs.matches import without_colours
-from hpc_gpt.reader.logs.read_log import LogRead, first_clock
-from hpc_gpt.reader.logs.source import Source
+from hpc_gpt.reader.lines.line_reader import LineReader
+from hpc_gpt.reader.lines.matches import without_colours
+from hpc_gpt.reader.lines.part import Part
+from hpc_gpt.reader.lines.read_log import LogRead, first_clock
+from hpc_gpt.reader.lines.source import Source
 
 SPECIMENS = Path(__file__).with_name("specimens")
 

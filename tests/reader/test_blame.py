@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from hpc_gpt.reader.blame import node_of_failure, node_the_launcher_names, only_one_that_left, rank_to_blame
-from hpc_gpt.reader.logs import Fact, Failure, Part, Place
+from hpc_gpt.reader.failures.blame import node_of_failure, node_the_launcher_names, only_one_that_left, rank_to_blame
+from hpc_gpt.reader.lines.part import Fact, Failure, Part, Place
 from tests.reader.made_logs import timeout
 
 HERE = Place("a", 1)

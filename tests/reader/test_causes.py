@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.core.ends.failures import ENDED
-from hpc_gpt.reader.causes import first_cause
-from hpc_gpt.reader.dialects.failure_families import GPU_MISSING, GPU_MISSING_ON_NODE
-from hpc_gpt.reader.logs import Fact, Failure, Part, Place
-from hpc_gpt.reader.part_failures import (
+from hpc_gpt.reader.failures.causes import first_cause
+from hpc_gpt.reader.failures.failure_families import GPU_MISSING, GPU_MISSING_ON_NODE
+from hpc_gpt.reader.failures.part_failures import (
     join_blocks,
     without_ignored,
 )
-from hpc_gpt.reader.steps import StepTable
+from hpc_gpt.reader.lines.part import Fact, Failure, Part, Place
+from hpc_gpt.reader.lines.steps import StepTable
 from tests.reader.made_logs import timeout
 
 

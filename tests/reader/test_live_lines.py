@@ -2,7 +2,7 @@
 
 import pytest
 
-from hpc_gpt.reader.live_lines import LiveLines
+from hpc_gpt.reader.failures.live_lines import LiveLines
 from hpc_gpt.trainer.program.process import said_by
 
 TORCHTITAN = "step: 20  loss:  4.2  grad_norm:  1.1  memory: 20.00GiB(25.00%)  tps: 8,000  tflops: 50.00  mfu: 16.00%"

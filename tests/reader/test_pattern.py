@@ -4,12 +4,8 @@ import math
 
 import pytest
 
-from hpc_gpt.reader.pattern import (
-    dtype_named,
-    figure,
-    scaled,
-    unit,
-)
+from hpc_gpt.reader.lines.arguments import dtype_named
+from hpc_gpt.reader.lines.fields import figure, scaled, unit
 
 # A group of a pattern that matched 1000 -> the field, and its value.
 UNITS = """\

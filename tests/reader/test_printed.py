@@ -26,13 +26,13 @@ import pytest
 
 from hpc_gpt.core.runs.record import ABSENT
 from hpc_gpt.core.settings.devices import device_named
-from hpc_gpt.reader.causes import Cause, first_cause
-from hpc_gpt.reader.logs import Fact, Failure, Part
-from hpc_gpt.reader.part_failures import one_a_line
-from hpc_gpt.reader.records import RunRead
-from hpc_gpt.reader.records.facts import asked_at
-from hpc_gpt.reader.records.foreign import read_foreign
-from hpc_gpt.reader.records.grouping import group_logs
+from hpc_gpt.reader.failures.causes import Cause, first_cause
+from hpc_gpt.reader.failures.part_failures import one_a_line
+from hpc_gpt.reader.lines.part import Fact, Failure, Part
+from hpc_gpt.reader.runs.facts import asked_at
+from hpc_gpt.reader.runs.foreign import read_foreign
+from hpc_gpt.reader.runs.grouping import group_logs
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.gather import gather_paths
 from tests.reader.made_logs import dump, iterations, write_log
 from tests.reader.reading import read_lines

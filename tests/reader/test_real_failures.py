@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.reader.causes import Cause, first_cause
-from hpc_gpt.reader.logs import Failure
-from hpc_gpt.reader.logs.read_log import read_log
+from hpc_gpt.reader.failures.causes import Cause, first_cause
+from hpc_gpt.reader.lines.part import Failure
+from hpc_gpt.reader.lines.read_log import read_log
 from tests.programs import python
 from tests.waiting import LIMIT_S
 

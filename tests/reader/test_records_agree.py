@@ -11,9 +11,9 @@ import pytest
 
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.devices import DEVICES
-from hpc_gpt.reader.dialects import dialects
-from hpc_gpt.reader.records.foreign import read_foreign
-from hpc_gpt.reader.records.grouping import group_logs
+from hpc_gpt.reader.lines.dialects import dialects
+from hpc_gpt.reader.runs.foreign import read_foreign
+from hpc_gpt.reader.runs.grouping import group_logs
 from hpc_gpt.report.gather import gather_paths
 from tests.reader.reading import read_lines, specimen_of
 from tests.reader.test_printed import logs_of

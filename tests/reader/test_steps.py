@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.reader.steps import SLOW_STEP, StepTable, measure_steps, warmup_count
+from hpc_gpt.reader.lines.steps import SLOW_STEP, StepTable, measure_steps, warmup_count
 
 
 def measured(*seconds, apart=(), attempts=None):

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.runs.run_read import RunRead
 from tests.report.step_tables import step_table
 
 figures = st.one_of(st.none(), st.floats(), st.sampled_from([0.0, -1.0, 1e308, 5e-324, 1.0]))

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.records import RunRead
-from hpc_gpt.reader.records.own_run import read_own
+from hpc_gpt.reader.runs.own_run import read_own
+from hpc_gpt.reader.runs.run_read import RunRead
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line
 from tests.report.step_tables import step_table
 

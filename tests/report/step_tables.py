@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from hpc_gpt.reader.steps import STEP_COLUMNS, StepTable
+from hpc_gpt.reader.lines.steps import STEP_COLUMNS, StepTable
 
 
 def step_table(**given: Any) -> StepTable:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.compare import compare_runs
 from hpc_gpt.report.compare_text import as_tables, comparison_text, percent_text, title
 from hpc_gpt.report.difference import Interval

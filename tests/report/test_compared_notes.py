@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.compare import compare_runs, setting_differences
 from hpc_gpt.report.compare_text import as_tables, comparison_text, verdict_text
 from tests.report.test_whole_texts import LOSSES, read

@@ -10,9 +10,9 @@ import pytest
 
 from hpc_gpt.core.errors import ConfigError, NoSuchRun, RunFolderError
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.logs import read_log
-from hpc_gpt.reader.records import foreign
-from hpc_gpt.reader.records.foreign import NOT_KNOWN
+from hpc_gpt.reader.lines import read_log
+from hpc_gpt.reader.runs import foreign
+from hpc_gpt.reader.runs.foreign import NOT_KNOWN
 from hpc_gpt.report.gather import TEACH, compared_names, gather_paths, read_compared, read_one, refresh_record
 from tests.made_runs import make_run, with_attempt
 from tests.old_bench import make_bench

@@ -4,8 +4,8 @@ import pytest
 
 from hpc_gpt.core.ends.failures import ENDED
 from hpc_gpt.core.runs.record import Flag
-from hpc_gpt.reader.logs import Failure, Place
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.lines.part import Failure, Place
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.notes import ABSURD, DOUBT, ENDED_TEXTS, FAILED, KNOW, LOOK, notes_of_page
 from tests.report.page.page_runs import curve, megatron, usual_runs
 

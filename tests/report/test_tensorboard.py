@@ -15,7 +15,7 @@ from tensorboard.plugins.hparams import metadata
 
 from hpc_gpt.core.errors import RunFolderError, UserError
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.exports import EVENT_FILE, export_runs, started_name, write_events
 from tests.conftest import REPOSITORY
 from tests.made_runs import STARTED

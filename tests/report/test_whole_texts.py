@@ -9,7 +9,7 @@ import pytest
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.compare import compare_runs
 from hpc_gpt.report.compare_text import comparison_text
 from hpc_gpt.report.tables import as_block, choose_columns, full_key, predictions_of, predictions_text

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.reader.causes import Cause, first_cause
-from hpc_gpt.reader.logs.read_log import read_log
+from hpc_gpt.reader.failures.causes import Cause, first_cause
+from hpc_gpt.reader.lines.read_log import read_log
 from tests.slurm.cluster import Cluster
 from tests.slurm.launcher import is_under_way
 from tests.waiting import wait_for

@@ -10,7 +10,7 @@ import numpy as np
 
 from hpc_gpt.core.files import read_json
 from hpc_gpt.core.runs.run_folder import job_ids
-from hpc_gpt.reader.records.own_run import read_own
+from hpc_gpt.reader.runs.own_run import read_own
 from tests.processes import command_of
 from tests.slurm.launcher import settled_class
 from tests.torture.order import SAVE_EVERY, STEPS

@@ -12,7 +12,7 @@ from tensorboard.plugins.hparams import metadata
 
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.services import Track
-from hpc_gpt.reader.records.own_run import read_own
+from hpc_gpt.reader.runs.own_run import read_own
 from hpc_gpt.report.exports import write_events
 from hpc_gpt.trainer.curves import Curves
 from tests.conftest import REPOSITORY

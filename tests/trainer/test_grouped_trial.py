@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import Engine
-from hpc_gpt.reader.records.own_run import read_own
+from hpc_gpt.reader.runs.own_run import read_own
 from hpc_gpt.trainer.engines.grouped_trial import _narrowed, difference
 from hpc_gpt.trainer.tokens.build import build_tokens
 from tests.trainer.launch import Launch, figures, new_run, settings, train

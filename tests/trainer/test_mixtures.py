@@ -12,7 +12,7 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.data_source import MixedSource
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.reader.records.own_run import read_own
+from hpc_gpt.reader.runs.own_run import read_own
 from hpc_gpt.report.exports import curve_of
 from hpc_gpt.report.tables import losses_by_source
 from hpc_gpt.trainer.tokens.build import build_tokens

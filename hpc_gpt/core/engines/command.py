@@ -37,7 +37,7 @@ _NO_DATA = Data(source="random")
 BRACES = ("gpus", "nodes", "tp", "run", "attempt", "checkpoint")
 # {name: where it is known, if it is not known everywhere}.
 _KNOWN = dict.fromkeys(BRACES, "elsewhere") | {"checkpoint": "in command.resume, which is added once there is one"}
-# The groups that `pattern` may have, the same as in a dialect (reader/pattern.py).
+# The groups that `pattern` may have, the same as in a dialect (reader/lines/fields.py).
 PATTERN_GROUPS = (
     "step", "steps_planned", "step_s", "step_ms", "steps_per_s", "loss", "loss_eval", "lr", "grad_norm", "tokens_per_s",
     "tokens_per_s_gpu", "samples_per_s", "tflops", "mfu", "mfu_percent", "skipped", "memory_allocated_gib",

@@ -281,7 +281,7 @@ RECORD_KEYS = tuple(entry.name for entry in fields(Record))
 
 def write_record(run: RunFolder, record: Record, read: Mapping[str, Any] | None = None) -> None:
     """Replaces the run's record.json, unless it is the same; RunFolderError if it cannot be written. `read`: what it
-    came from, for `reader.records.kept_record`."""
+    came from, for `reader.runs.kept_record`."""
     tables = record.to_tables() | ({"read": read} if read else {})
     if read_json(run.record) != tables:
         replace_whole(run.record, json.dumps(tables, indent=1, allow_nan=False) + "\n")

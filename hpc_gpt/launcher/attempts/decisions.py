@@ -39,7 +39,7 @@ from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.environment import ALLOCATION
 from hpc_gpt.core.slurm.requeue import cannot_continue
 from hpc_gpt.launcher.attempts.restart import why_not
-from hpc_gpt.reader.attempt_cause import read_cause
+from hpc_gpt.reader.runs.attempt_cause import read_cause
 
 # The first word of the line that job.sh reads.
 NEXT_MARK = "hpc-gpt-next"

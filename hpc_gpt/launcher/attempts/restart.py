@@ -114,7 +114,7 @@ def _lacks_time(run: RunFolder, resolved: Resolved, pause_s: float, shown: str, 
     until = moment_of(shown_as(shown, "EndTime"))
     if until is None:  # without a limit
         return ""
-    from hpc_gpt.reader.records.timings import measure_run
+    from hpc_gpt.reader.runs.timings import measure_run
 
     measured = None
     with contextlib.suppress(UserError):

@@ -32,7 +32,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.environment import own_job
 from hpc_gpt.core.slurm.sbatch_words import LimitSignal, signal_of
 from hpc_gpt.launcher.attempts.decisions import classify, with_free_space
-from hpc_gpt.reader.attempt_cause import read_cause
+from hpc_gpt.reader.runs.attempt_cause import read_cause
 
 # Slurm signals up to a minute early.
 _EARLY_S = 90.0

@@ -12,7 +12,7 @@ from typing import Any
 
 from hpc_gpt.core.ends.failures import GOOD
 from hpc_gpt.core.runs.record import SCHEMA, Flag, Record, finite
-from hpc_gpt.reader.records.figures import add_figures
+from hpc_gpt.reader.runs.figures import add_figures
 
 _BLANK = ("step_s", "step_s_p10", "step_s_p90", "step_s_mean", "tokens_per_s", "tokens_per_s_gpu", "tflops_seed",
           "tflops_hardware", "tflops_model", "mfu", "hfu", "steps_used", "warmup_steps")  # fmt: skip

@@ -36,8 +36,8 @@ from hpc_gpt.launcher.race.measurement import MeasuredRow, Measurement, measurem
 from hpc_gpt.launcher.race.rounds import Round, differing_losses, leader_of, leaving_after, next_turn, ratio, winner
 from hpc_gpt.planner.memory import predict_memory
 from hpc_gpt.planner.training import training_of
-from hpc_gpt.reader.records import BENCH_FILE, RunRead
-from hpc_gpt.reader.records.own_run import DIALECT, figures_asked
+from hpc_gpt.reader.runs.own_run import DIALECT, figures_asked
+from hpc_gpt.reader.runs.run_read import BENCH_FILE, RunRead
 from hpc_gpt.report.bench_table import file_text
 from hpc_gpt.report.gather import gather_records
 

@@ -92,7 +92,7 @@ def copy_rank(run: RunFolder, number: int | None, rank: int, tail: int | None, o
 def _lines_of(run: RunFolder, path: Path, rank: int, tail: int | None) -> Collection[bytes]:
     """The last `tail` lines of a log that are labelled with a rank; our trainer's rank 0 writes lines without a
     label."""
-    from hpc_gpt.reader.logs.matches import rank_of  # needs numpy
+    from hpc_gpt.reader.lines.matches import rank_of  # needs numpy
 
     bare = 0 if engine_named(run.resolved().engine.name).writes_metrics else None
     with contextlib.suppress(FileNotFoundError), open_regular(path) as file:
@@ -108,7 +108,7 @@ def _lines_of(run: RunFolder, path: Path, rank: int, tail: int | None) -> Collec
 def _files_of(attempt: Attempt, rank: int) -> list[Path]:
     """The files that belong to one rank alone, and its stacks. A word or a folder in a file's name tells the rank, else
     the one number in which the names of several files differ."""
-    from hpc_gpt.reader.records.discovery import is_rank_number, log_name
+    from hpc_gpt.reader.runs.discovery import is_rank_number, log_name
 
     names = [log_name(path) for path in attempt.logs if path not in (attempt.log, attempt.err)]
     paths = [name.path for name in names if name.rank == rank]

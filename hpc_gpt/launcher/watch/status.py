@@ -320,7 +320,7 @@ def _state(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> tuple
     if cause == NO_ANSWER:
         return state, cause
     if state == "unknown" and not run.attempts():
-        from hpc_gpt.reader.attempt_cause import cause_before_attempts
+        from hpc_gpt.reader.runs.attempt_cause import cause_before_attempts
 
         before = cause_before_attempts(run, run_state.job_id)
         state, cause = (before.ended, before.text) if before else (state, cause)

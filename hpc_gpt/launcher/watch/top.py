@@ -25,7 +25,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.launcher.watch.control import describe
 from hpc_gpt.launcher.watch.status import RunStatus
-from hpc_gpt.reader.pattern import MIXTURE_FIELDS
+from hpc_gpt.reader.lines.fields import MIXTURE_FIELDS
 from hpc_gpt.trainer.preflight.verdict import SHARED
 
 # At most this many nodes and ranks have lines; if there are more, the worst are shown, and the spread of all.

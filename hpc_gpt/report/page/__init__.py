@@ -25,7 +25,7 @@ from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import replace_whole, templates_dir
 from hpc_gpt.core.format import NOTHING, counted, show_digits
 from hpc_gpt.core.runs.record import RECORD_KEYS, Record
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.loss_curve import MOST_CURVES, loss_curve
 from hpc_gpt.report.notes import ENDED_TEXTS, FAILED, KNOW, Note, ended_text, is_history, notes_of_page
 from hpc_gpt.report.page.curves import curves_json, drawable, has_curve

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.records import RunRead
-from hpc_gpt.reader.steps import StepTable
+from hpc_gpt.reader.lines.steps import StepTable
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.loss_curve import Points, extremes
 from hpc_gpt.report.notes import ended_text
 from hpc_gpt.report.page.groups import RunGroup, model_of, switches_of

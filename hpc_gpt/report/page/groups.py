@@ -11,7 +11,7 @@ from typing import Any
 from hpc_gpt.core.format import show_params
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.settings.layout import AXES
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.published_tables import only_sweep, sweep_of
 from hpc_gpt.report.svg import number, safe
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hpc_gpt.core.columns import Column, known_end
 from hpc_gpt.core.format import NOTHING, counted, show_count
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.notes import ended_text, has_failed
 from hpc_gpt.report.svg import number, safe
 from hpc_gpt.report.tables import all_columns, show_name

@@ -8,7 +8,7 @@ import numpy as np
 
 from hpc_gpt.core.format import show_rate, show_share
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.notes import ended_text, has_failed
 from hpc_gpt.report.page.run_table import figure_text
 from hpc_gpt.report.svg import Svg, element, number

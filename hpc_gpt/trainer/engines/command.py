@@ -33,7 +33,7 @@ from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.program_text import fill, fill_line
 from hpc_gpt.core.settings.sized import params
-from hpc_gpt.reader.live_lines import LiveLines
+from hpc_gpt.reader.failures.live_lines import LiveLines
 from hpc_gpt.trainer.program.process import ForeignLog, LastLines, said_by
 from hpc_gpt.trainer.program.rank import ForeignRank, ProgramStart, Stop
 from hpc_gpt.trainer.program.signs_of_life import ForeignHeartbeat, checkpoint_files

@@ -26,9 +26,9 @@ from hpc_gpt.core.network import MEETING_S
 from hpc_gpt.core.runs.provenance import complete_run, git_state, versions_of
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.data_source import evaluation_shares
-from hpc_gpt.reader.dialects.megatron import ITERATION
-from hpc_gpt.reader.logs.matches import float_of, values_of
-from hpc_gpt.reader.pattern import MIXTURE_FIELDS
+from hpc_gpt.reader.lines.fields import MIXTURE_FIELDS
+from hpc_gpt.reader.lines.matches import float_of, values_of
+from hpc_gpt.reader.programs.megatron import ITERATION
 from hpc_gpt.trainer.program.process import ForeignLog, LastLines
 from hpc_gpt.trainer.program.rank import ForeignRank, ProgramStart, Stop
 from hpc_gpt.trainer.program.step_numbers import StepRow

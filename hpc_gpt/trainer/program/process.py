@@ -27,8 +27,8 @@ from hpc_gpt.core.files import replace_whole, write_once
 from hpc_gpt.core.runs.full_disk import KeptLines
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.reader.live_lines import LiveLines
-from hpc_gpt.reader.pattern import MEMORY_FIELDS, MIXTURE_FIELDS
+from hpc_gpt.reader.failures.live_lines import LiveLines
+from hpc_gpt.reader.lines.fields import MEMORY_FIELDS, MIXTURE_FIELDS
 from hpc_gpt.trainer.program.signs_of_life import boot_s
 from hpc_gpt.trainer.program.step_numbers import StepClock, StepNumbers, StepRow, rows_after
 from hpc_gpt.trainer.supervision.ending import classify_exception, lost_peer

@@ -45,7 +45,7 @@ from hpc_gpt.core.runs.race import RACE
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.secrets import hide_values
 from hpc_gpt.core.slurm.environment import own_job
-from hpc_gpt.reader.attempt_cause import nan_since
+from hpc_gpt.reader.runs.attempt_cause import nan_since
 from hpc_gpt.trainer.program.process import ForeignLog, count_steps, trained_s
 from hpc_gpt.trainer.program.signs_of_life import ForeignHeartbeat, Processes
 from hpc_gpt.trainer.supervision.ending import end_of_sigterm, write_end

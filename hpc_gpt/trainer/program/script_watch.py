@@ -39,7 +39,7 @@ from hpc_gpt.core.runs.stored import read_stored_lines
 from hpc_gpt.core.settings.sized import params
 from hpc_gpt.core.slurm.environment import ALLOCATION
 from hpc_gpt.core.slurm.script_lines import globs_of
-from hpc_gpt.reader.live_lines import LiveLines
+from hpc_gpt.reader.failures.live_lines import LiveLines
 from hpc_gpt.trainer.program.job_script import submits_again
 from hpc_gpt.trainer.program.output_files import Follower, copied_files, copy_more
 from hpc_gpt.trainer.program.process import ForeignLog, count_steps, said_by, trained_s

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 _ALONE_S = 2.0  # ranks that print the same steps do so within this time
 
-# The figures of a line of steps by the fields of reader/pattern.py, `step` among them. They cover all steps since the
-# previous line: their mean time and loss, and how many of them were skipped.
+# The figures of a line of steps by the fields of reader/lines/fields.py, `step` among them. They cover all steps since
+# the previous line: their mean time and loss, and how many of them were skipped.
 StepRow = Mapping[str, float]
 
 

@@ -15,7 +15,7 @@ from tests.test_imports import MODULES
 # A word of its own, too: it is an engine's name only beside an engine.
 COMMON = frozenset({"command"})
 NAMES = frozenset(engines()) - COMMON
-MAY_COMPARE = ("core.engines.", "trainer.engines.", "reader.dialects.")
+MAY_COMPARE = ("core.engines.", "trainer.engines.", "reader.programs.")
 ASKERS = {module: path for module, path in MODULES.items() if not f"{module}.".startswith(MAY_COMPARE)}
 TEMPLATES = sorted((REPOSITORY / "templates").rglob("*.j2"))
 # Methods that look at a part of a text.

@@ -16,7 +16,7 @@ from hpc_gpt.core.settings.layout import Batch
 from hpc_gpt.launcher.attempts import script_end
 from hpc_gpt.launcher.until import parse_until
 from hpc_gpt.launcher.watch.status import read_folders
-from hpc_gpt.reader.records.own_run import read_own
+from hpc_gpt.reader.runs.own_run import read_own
 from tests.made_runs import add_attempt, add_checkpoint, make_run, metrics_line
 
 FAR = 2**31 - 3

@@ -21,8 +21,8 @@ from hpc_gpt.core.settings.shape_split import (
     stage_kinds,
 )
 from hpc_gpt.core.settings.stored import experiment_of
-from hpc_gpt.reader.records.figures import add_figures
-from hpc_gpt.reader.records.own_run import figures_asked
+from hpc_gpt.reader.runs.figures import add_figures
+from hpc_gpt.reader.runs.own_run import figures_asked
 
 PROFILE = ClusterProfile(name="test", gpus_per_node=8)
 

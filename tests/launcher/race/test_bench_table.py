@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.launcher.race.measurement import measurement_row, tables_of
-from hpc_gpt.reader.records import is_bench, read_records
+from hpc_gpt.reader.runs.run_read import is_bench, read_records
 from hpc_gpt.report.bench_table import file_text, rows_text
 from tests import examples
 from tests.launcher.race.test_measurement import bad, good

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.core.runs.record import Flag, Record
 from hpc_gpt.launcher.race.measurement import Measurement, measurement_row
-from hpc_gpt.reader.records.figures import add_figures
+from hpc_gpt.reader.runs.figures import add_figures
 
 SHAPE = Record(
     ended="done",

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from hpc_gpt.core.runs.record import ON_CPU, Flag, Record
-from hpc_gpt.reader.logs import Failure, Place
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.lines.part import Failure, Place
+from hpc_gpt.reader.runs.run_read import RunRead
 from tests.report.step_tables import step_table
 
 HOSTILE = (

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.logs import Failure, Place
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.lines.part import Failure, Place
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.loss_curve import extremes
 from hpc_gpt.report.page.curves import ALL_POINTS, POINTS, curves_json
 from hpc_gpt.report.page.groups import RunGroup, groups_of, varied_keys

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.page import SOURCED_RUNS, write_page
 from tests.report.page.page_runs import HOSTILE, curve, hostile_runs, many_runs, megatron, swept_runs, usual_runs
 from tests.report.step_tables import step_table

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.secrets import REMOVED
-from hpc_gpt.reader.logs import Failure, Place
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.lines.part import Failure, Place
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.gather import gather_paths
 from hpc_gpt.report.page import build_page
 from hpc_gpt.report.svg import safe

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.notes import notes_of_page
 from hpc_gpt.report.page import build_page
 from hpc_gpt.report.page.summary import failures_by_cause, gpu_hours_of, seconds_of_lines

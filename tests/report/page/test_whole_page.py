@@ -10,8 +10,8 @@ import numpy as np
 
 from hpc_gpt import __version__
 from hpc_gpt.core.runs.record import ON_CPU, Flag, Record
-from hpc_gpt.reader.logs import Failure, Place
-from hpc_gpt.reader.records import RunRead
+from hpc_gpt.reader.lines.part import Failure, Place
+from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.page import build_page, details_of, printable
 from hpc_gpt.report.page.run_table import ended_sign
 from hpc_gpt.report.tables import as_block

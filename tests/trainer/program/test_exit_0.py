@@ -13,7 +13,7 @@ from hpc_gpt.launcher.attempts import script_end
 from hpc_gpt.launcher.decide import prepare
 from hpc_gpt.launcher.request import Request, ScriptRequest
 from hpc_gpt.launcher.submission import write_run
-from hpc_gpt.reader.live_lines import LiveLines
+from hpc_gpt.reader.failures.live_lines import LiveLines
 from hpc_gpt.trainer.program.process import ForeignLog, said_by
 from tests.cli.command import in_process
 from tests.launcher.local.conftest import newest, status_of

@@ -8,7 +8,7 @@ import pytest
 
 from hpc_gpt.core.files import logs_dir
 from hpc_gpt.launcher.watch.status import read_status
-from hpc_gpt.reader.live_lines import LiveLines
+from hpc_gpt.reader.failures.live_lines import LiveLines
 from hpc_gpt.trainer.program.process import ForeignLog
 from hpc_gpt.trainer.program.step_numbers import StepClock
 from tests.made_runs import make_run, unsubmitted_run

@@ -26,7 +26,7 @@ from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.launcher.watch.status import read_status
-from hpc_gpt.reader.records.own_run import OF_CHECKPOINTS
+from hpc_gpt.reader.runs.own_run import OF_CHECKPOINTS
 from hpc_gpt.report.why import explain
 from tests.made_runs import read_run
 

@@ -1,0 +1,140 @@
+"""Megatron-LM's dump of its arguments, from v1.1.5 and its DeepSpeed forks to now, and their meaning."""
+
+from collections.abc import Mapping
+
+from hpc_gpt.core.engines.base.megatron_experts import stated_balance, stated_experts
+from hpc_gpt.reader.lines.arguments import Arguments, quotient, without_unknown
+from hpc_gpt.reader.lines.fields import Fields
+from hpc_gpt.reader.lines.pattern import Dialect, Pattern
+
+# The prefix of a launcher before the two spaces of a line. DeepSpeed dumps a config that looks the same and means
+# something else: its `world_size` is the data-parallel size. GPT-NeoX ends each line with `updated` or `default`.
+_BEFORE = (
+    r"^(?!.{0,400}\[config\.py:)(?!.{0,4000}(?:updated|default) {0,8}$)"
+    r"(?:.{0,400}?(?:[\]:|>] ?|(?<= )- ?|\d\d:\d\d:\d\d[\d.,]{0,8} ?))? {1,8}"
+)
+
+
+def interpret(texts: Mapping[str, str]) -> Fields:
+    """The fields of a dump."""
+    arguments = Arguments(texts)
+    positions = arguments.text("position_embedding_type")
+    layout = _layout_and_batch(arguments, "model_parallel_size" in texts and "tensor_model_parallel_size" not in texts)
+    return without_unknown(
+        {
+            **layout,
+            "ep": arguments.whole("expert_model_parallel_size", "moe_expert_parallel_size"),
+            "vp": arguments.whole("virtual_pipeline_model_parallel_size"),
+            "seq": arguments.whole("seq_length", "encoder_seq_length"),
+            "hidden": arguments.whole("hidden_size"),
+            "layers": arguments.whole("num_layers", "encoder_num_layers"),
+            "heads": arguments.whole("num_attention_heads"),
+            "kv_heads": _kv_heads(arguments),
+            "ffn": arguments.whole("ffn_hidden_size"),
+            "head_dim": arguments.whole("kv_channels"),
+            "vocab": arguments.whole("padded_vocab_size"),
+            "vocab_unpadded": arguments.whole("vocab_size"),
+            "swiglu": arguments.true("swiglu"),
+            "untied_embeddings": arguments.true("untie_embeddings_and_output_weights"),
+            # Only the name of an enumeration's member such as PositionEmbeddingType.alibi.
+            "position_embedding": positions.rpartition(".")[2] if positions else None,
+            "dtype": _dtype(arguments),
+            "fp8_products": 1
+            if arguments.text("fp8") not in (None, "False") or arguments.true("fp8_hybrid", "fp8_e4m3")
+            else None,
+            "recompute": _recompute(arguments),
+            "sequence_parallel": arguments.true("sequence_parallel"),
+            "flash_attention": _flash_attention(arguments),
+            "distributed_optimizer": arguments.true("use_distributed_optimizer"),
+            "optimizer_offload": arguments.true("cpu_optimizer", "optimizer_cpu_offload", "offload_optimizer_states"),
+            "loss_scale": arguments.whole("loss_scale"),
+            "steps_planned": arguments.whole("train_iters"),
+            "log_interval": arguments.whole("log_interval"),
+            "eval_interval": arguments.whole("eval_interval"),
+            "save_interval": arguments.whole("save_interval"),
+            **_engine(arguments, layout["pp"]),
+            **stated_experts(texts),
+            **stated_balance(texts),
+        }
+    )
+
+
+def _layout_and_batch(arguments: Arguments, old: bool) -> dict[str, int | None]:
+    """The layout and the batch. v1.1.5 (`old`) has no `micro_batch_size`: its `batch_size` is the micro-batch, `gas` the
+    number of micro-batches, and only the fork with `pipe_parallel_size` has a pipeline."""
+    gpus = arguments.whole("world_size")
+    # In other programs' dumps `batch_size` may be the batch of all ranks.
+    micro_batch = arguments.whole("micro_batch_size", *(["batch_size"] if old else []))
+    tp = arguments.whole("tensor_model_parallel_size", "model_parallel_size")
+    pp = arguments.whole("pipeline_model_parallel_size", "pipe_parallel_size")
+    pp = 1 if pp == 0 or (pp is None and old) else pp
+    cp = arguments.whole("context_parallel_size", "ds_sequence_parallel_size")
+    dp = arguments.whole("data_parallel_size") or quotient(gpus, tp, pp, cp or 1)
+    micro_batches = (arguments.whole("gas", "gradient_accumulation_steps") or 1) if old else None
+    global_batch = arguments.whole("global_batch_size")
+    if global_batch is None and micro_batch and micro_batches and dp:
+        global_batch = micro_batch * micro_batches * dp
+    return {
+        "gpus": gpus,
+        "tp": tp,
+        "pp": pp,
+        "dp": dp,
+        "cp": cp,
+        "micro_batch": micro_batch,
+        "micro_batches": micro_batches,
+        "global_batch": global_batch,
+    }
+
+
+def _engine(arguments: Arguments, pp: int | None) -> Mapping[str, str | int | None]:
+    if not arguments.true("deepspeed"):
+        return {"engine": "megatron-lm" if arguments.whole("hidden_size") else None}
+    zero_stage = arguments.whole("zero_stage")
+    return {"engine": "deepspeed-3d" if (pp or 1) > 1 else "deepspeed-zero", "zero_stage": zero_stage}
+
+
+def _dtype(arguments: Arguments) -> str | None:
+    if arguments.text("params_dtype") is not None:
+        return arguments.dtype("params_dtype")
+    return "bf16" if arguments.true("bf16") else "fp16" if arguments.true("fp16") else None
+
+
+def _recompute(arguments: Arguments) -> str | None:
+    """The recomputation: until 2022 of whole layers (`checkpoint_activations`) or none; since then also selective."""
+    granularity = arguments.text("recompute_granularity", "activations_checkpoint_granularity")
+    if granularity in ("full", "selective"):
+        return granularity
+    whole = arguments.true("checkpoint_activations", "deepspeed_activation_checkpointing")
+    if arguments.true("checkpoint_activations") or arguments.text("activations_checkpoint_method", "recompute_method"):
+        return "full"
+    is_stated = (
+        whole is not None or arguments.true("recompute_granularity", "activations_checkpoint_method") is not None
+    )
+    return "none" if is_stated else None
+
+
+def _kv_heads(arguments: Arguments) -> int | None:
+    if arguments.true("group_query_attention"):
+        return arguments.whole("num_query_groups")
+    return arguments.whole("num_key_value_heads")
+
+
+def _flash_attention(arguments: Arguments) -> bool | None:
+    if "flash" in (arguments.text("attention_backend") or ""):
+        return True
+    return arguments.true("use_flash_attn", "use_flash_attn_v1", "use_flash_attn_v2", "use_flash_attn_triton")
+
+
+DIALECT = Dialect(
+    name="megatron_arguments",
+    patterns=(
+        Pattern(
+            "argument", rf"{_BEFORE}(?P<key>[A-Za-z_]\w{{0,79}}) \.{{2,60}} (?P<value>\S.{{0,4000}})", literal=" .."
+        ),
+        # A name as long as the column is followed by one dot or none.
+        Pattern(
+            "argument", rf"{_BEFORE}(?P<key>[A-Za-z]\w{{30,79}}) (?:\. | )(?P<value>[^\s.].{{0,4000}})", literal="_"
+        ),
+    ),
+    interpret=interpret,
+)

@@ -1,0 +1,102 @@
+"""torchtitan. Its `tps` (before August 2024 `wps`) and its TFLOPs are per GPU; it prints no step time.
+
+`memory` is the peak that the allocator reserved since the line before. In 2025 a header line gives local and global batch
+in sequences; later versions give tokens per rank and per step. Validation has its own lines.
+"""
+
+from hpc_gpt.reader.lines.pattern import INT, NUMBER, Dialect, Pattern, entries, later, named
+
+_NO_LOSS = rf"(?!-){NUMBER}"  # below 0: the rank has no loss
+_MESHES = ("dp", "dp tp", "pp dp", "pp dp tp", "dp cp", "dp cp tp", "pp dp cp tp", "tp", "pp", "pp tp")
+_MESH = r"(?=[^\n]{{0,300}}\b{name}=(?P<{group}>\d{{1,6}})(?=,|\s*$))"
+_MODEL = r"\bBuilding \S{1,64} \S{1,64} with \w{0,40}ModelArgs\("
+_ARGUMENTS = {
+    "dim": "hidden", "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "kv_heads", "head_dim": "head_dim",
+    "num_experts": "experts", "top_k": "experts_per_token", "vocab_size": "vocab",
+}  # fmt: skip
+
+DIALECT = Dialect(
+    name="torchtitan",
+    dtype="bf16",
+    engine="torchtitan",
+    patterns=(
+        Pattern(
+            "step",
+            # The last step has a second line, of the final step.
+            r"(?<!validate )\bstep: {1,8}(?P<step>\d{1,12})(?= {2}[^\n]{0,400} {2}(?:tps|wps): )"
+            + later(r" {2}loss: {1,8}", "loss", "(?=  )", _NO_LOSS)
+            + named("(?=  )", grad_norm=" grad_norm: {1,8}", tflops=" tflops: {1,8}", lr=" lr: {1,8}")
+            # torchtitan has no losses of a mixture: its forks print them.
+            + named("(?=  )", balance_loss=" (?:aux|load_balanc(?:e|ing))_loss: {1,8}", z_loss=" z_loss: {1,8}")
+            + later(" (?:tps|wps): {1,8}", "tokens_per_s_gpu", "(?=  )", INT)
+            + later(" memory: {1,8}", "memory_reserved_gib", r"(?=GiB\()")
+            + later(" mfu: {1,8}", "mfu_percent", "(?=%)"),
+            literal="  loss: ",
+        ),
+        Pattern("start", r"\b[\w.]{1,80} - INFO - Starting job: "),
+        Pattern(
+            "eval",
+            rf"\bvalidate step: {{1,8}}(?P<step>\d{{1,12}}) {{2}}loss: {{1,8}}(?:(?P<loss_eval>{_NO_LOSS})|-[\d.]{{1,24}}) {{2}}memory: ",
+            literal="validate step: ",
+        ),
+        Pattern("fact", rf"\bModel (?P<name>\S{{1,64}} \S{{1,64}}) size: (?P<params>{INT}) total parameters\b"),
+        Pattern(
+            "fact",
+            rf"\bTotal parameter count: dense (?P<params_dense>{INT}), sparse (?P<params_sparse>{INT}), "
+            rf"(?:vision {INT}, )?active (?P<params_active>{INT})\s*$",
+        ),
+        Pattern("fact", r"\bModel flux \S", facts={"diffusion": 1}),
+        Pattern("fact", r"\bSwapped to Float8Linear layers\b", facts={"fp8_products": 1}),
+        Pattern("fact", r"\bmixed_precision_param\W{1,6}(?P<dtype>float32|bfloat16|float16)\b"),
+        Pattern(
+            "fact", rf"\b(?:CUDA|XPU|HPU|GPU) capacity: (?P<device>[^\n]{{1,80}}?)(?: \(\d+\))? with {NUMBER}GiB memory"
+        ),
+        Pattern(
+            "fact",
+            rf"\blocal batch size:? (?P<micro_batch>{INT}), global batch size (?P<global_batch>{INT}), "
+            rf"(?:gradient accumulation steps (?P<micro_batches>{INT}), )?sequence length (?P<seq>{INT}),"
+            rf"(?: total steps (?P<steps_planned>{INT}) )?",
+        ),
+        Pattern("fact", _MODEL + entries(r"\bNAME=", _ARGUMENTS, "(?=[,)])", r"[^\n]{0,2000}?")),
+        Pattern(
+            "argument", _MODEL + r"[^\n]{0,3000}?\b(?P<key>sliding_window(?:_size)?)=(?P<value>\d{1,9}|None)(?=[,)])"
+        ),
+        Pattern("fact", _MODEL + r"(?![^\n]{0,3000}\b\w{0,20}weight_tying=True)", facts={"untied_embeddings": 1}),
+        Pattern(
+            "fact",
+            rf"\b(?P<global_batch_tokens>{INT}) tokens per train step, "
+            rf"(?:gradient accumulation steps (?P<micro_batches>{INT}), )?maximum context length (?P<seq>{INT}), "
+            rf"total steps (?P<steps_planned>{INT}) ",
+        ),
+        Pattern(
+            "fact",
+            r"\bBuilding device mesh with parallelism: "
+            + "".join(_MESH.format(name=name, group=name) for name in ("pp", "cp", "tp"))
+            # Replicas x shards ranks split the batch: dp is dp_shard only if dp_replicate is 1.
+            + r"(?:(?=[^\n]{0,300}\bdp_replicate=1, dp_shard=(?P<dp>\d{1,6}),))?"
+            + r"[^\n]{0,200}\bep=(?P<ep>\d{1,6})(?:, etp=(?P<etp>\d{1,6}))?",
+        ),
+        # The axes of a mesh are in the order of their sizes. Each set of axes has its own pattern; an axis of size 1 is
+        # left out.
+        *(
+            Pattern(
+                "fact",
+                r"-D device mesh with \["
+                + ", ?".join("'dp(?:_shard|_replicate)?'" if axis == "dp" else f"'{axis}'" for axis in axes)
+                + r"\], \["
+                + ", ?".join(rf"(?P<{axis}>\d{{1,6}})" for axis in axes)
+                + r"\]",
+                facts={axis: 1 for axis in ("tp", "pp", "dp", "cp") if axis not in axes},
+            )
+            for axes in map(str.split, _MESHES)
+        ),
+        Pattern(
+            "fact", r"\bApplied (?:full|FullAC) activation checkpointing to the model", facts={"recompute": "full"}
+        ),
+        Pattern(
+            "fact",
+            r"\bApplied (?:selective|SelectiveAC) activation checkpointing to the model",
+            facts={"recompute": "selective"},
+        ),
+    ),
+)

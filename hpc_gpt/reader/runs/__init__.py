@@ -1,0 +1,1 @@
+"""Reads run folders and logs as runs, each with its record."""
