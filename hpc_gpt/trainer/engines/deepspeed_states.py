@@ -108,8 +108,11 @@ class DeepspeedStates:
             numbers = {kind: torch.tensor(value, device=device) for kind, value in saved.optimizer.items()}
             if state or numbers:
                 self._base.state[flat] = state | numbers
-        for parameter, share in self.shares.items():
-            if not hasattr(parameter, "ds_id"):  # else it is made from the flat tensors
+        if hasattr(self._engine.optimizer, "update_lp_params"):
+            # Of ZeRO 1 and 2. If each rank read the weights of the forward pass, it would open the files of all ranks.
+            self._engine.optimizer.update_lp_params()
+        elif not self.is_partitioned:
+            for parameter, share in self.shares.items():
                 saved.read(share, WEIGHT, parameter)
         self.refresh()
 

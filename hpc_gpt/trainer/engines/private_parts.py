@@ -138,12 +138,15 @@ STATES = {
     "BF16_Optimizer": Use(
         "deepspeed",
         "checkpoints of ZeRO-1 in bf16",
-        {_BF16_OPTIMIZER: "bf16_groups fp32_groups_flat_partition _hp_mapping"},
+        {_BF16_OPTIMIZER: "bf16_groups fp32_groups_flat_partition _hp_mapping update_lp_params"},
     ),
     "DeepSpeedZeroOptimizer": Use(
         "deepspeed",
         "checkpoints of ZeRO-1 and ZeRO-2, and steps that overflow while offloading",
-        {_ZERO_12_OPTIMIZER: "bit16_groups single_partition_of_fp32_groups _hp_mapping averaged_gradients"},
+        {
+            _ZERO_12_OPTIMIZER: "bit16_groups single_partition_of_fp32_groups _hp_mapping averaged_gradients "
+            "update_lp_params"
+        },
     ),
     "DeepSpeedZeroOptimizer_Stage3": Use(
         "deepspeed",
