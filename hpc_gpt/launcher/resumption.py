@@ -334,7 +334,7 @@ def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, Resum
     check_unfinished(run)
     point = resume_point(run)
     if resolved.cluster.scheduler == "slurm" and not dry:
-        check_reachable()
+        check_reachable(keep=True)
     # A relative path may be another file in another folder.
     check_inputs(resolved, run.data_beside, has_gpus(), make=not dry, begins=point is None)
     if point is None:

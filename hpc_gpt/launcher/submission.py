@@ -93,7 +93,7 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
         for row in rows:
             requeue_of(row.resolved.cluster).check(row.resolved)
         if not dry:
-            check_reachable()
+            check_reachable(keep=True)
     for folder in {logs / row.resolved.slug for row in rows}:
         check_writable(folder)
     provenance = {**collect(), CODE_KEY: rows[0].copies.code.sha256}

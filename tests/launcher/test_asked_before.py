@@ -193,7 +193,7 @@ def test_sbatch_is_another_schedulers_by_its_name(tmp_path: Path, says, printed:
     says(scontrol="Slurmctld(primary) at login is UP\n")
     sbatch = tmp_path / "sbatch"
     sbatch.write_text(f"#!/bin/sh\necho '{printed}'\necho asked >>'{tmp_path}/asked'\n")
-    assert name == other_scheduler() == other_scheduler()
+    assert name == other_scheduler(keep=True) == other_scheduler()
     assert (tmp_path / "asked").read_text() == "asked\n"
     if not name:
         check_reachable()

@@ -44,11 +44,12 @@ _SOON_S = 60.0
 _PAIR = re.compile(r"(\w+)=(\S*)")
 
 
-def check_reachable() -> None:
-    """Raises SlurmUnreachable unless sbatch is installed and a controller answers, JobRefused as `check_is_slurm`."""
+def check_reachable(keep: bool = False) -> None:
+    """Raises SlurmUnreachable unless sbatch is installed and a controller answers, JobRefused as `check_is_slurm`; `keep`
+    as in `other_scheduler`."""
     if not has_sbatch():
         raise SlurmUnreachable("no sbatch on this machine", "run on a login node, or use --cluster local")
-    check_is_slurm()
+    check_is_slurm(keep)
     answer = ask(["scontrol", "ping"], timeout_s=_PING_S)
     if answer.code != 0 or " is UP" not in answer.stdout:
         message = answer.sentence.partition("; *")[0]  # without a configuration, four lines; the last one says so
@@ -58,15 +59,16 @@ def check_reachable() -> None:
         )
 
 
-def check_is_slurm() -> None:
-    """Raises JobRefused if sbatch here belongs to another scheduler."""
-    if name := other_scheduler():
+def check_is_slurm(keep: bool = False) -> None:
+    """Raises JobRefused if sbatch here belongs to another scheduler; `keep` as in `other_scheduler`."""
+    if name := other_scheduler(keep):
         raise JobRefused(f"sbatch here is {name}, not Slurm: {CHAIN_NEEDS}", "hpc-gpt render writes a script")
 
 
-def other_scheduler() -> str:
+def other_scheduler(keep: bool = False) -> str:
     """The name and version that sbatch prints if they are not Slurm's; empty if they are, if it prints none, as some
-    sites' wrappers do, or if it is not installed. The answer is kept in the state folder: an sbatch is asked once."""
+    sites' wrappers do, or if it is not installed. `keep`, which only a submission asks for: the answer is kept in the
+    state folder, so that an sbatch is asked once."""
     path = shutil.which("sbatch")
     if path is None:
         return ""
@@ -82,9 +84,10 @@ def other_scheduler() -> str:
         return ""
     named = re.match(r"[a-z][\w-]* v?\d+\.\d[\w.+-]*", answer.stdout, re.IGNORECASE)
     name = named[0] if named and answer.code == 0 and "slurm" not in answer.stdout.lower() else ""
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        replace_whole(file, f"{key}\n{name}")
+    if keep:
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            replace_whole(file, f"{key}\n{name}")
     return name
 
 
