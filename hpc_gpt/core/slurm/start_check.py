@@ -45,8 +45,8 @@ _PAIR = re.compile(r"(\w+)=(\S*)")
 
 
 def check_reachable(keep: bool = False) -> None:
-    """Raises SlurmUnreachable unless sbatch is installed and a controller answers, JobRefused as `check_is_slurm`; `keep`
-    as in `other_scheduler`."""
+    """Raises SlurmUnreachable unless sbatch is installed and a controller answers, JobRefused as `check_is_slurm`;
+    `keep` as in `other_scheduler`."""
     if not has_sbatch():
         raise SlurmUnreachable("no sbatch on this machine", "run on a login node, or use --cluster local")
     check_is_slurm(keep)
