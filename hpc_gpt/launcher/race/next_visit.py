@@ -64,13 +64,13 @@ class Race:
         nodes = str(self.attempt.started().get("node_list") or "")
         for lost in self.visits:
             if not lost.ended and not lost.dropped:
-                self._drop(lost, "its job ended before it")
-        if wish := self._asked():
+                self.drop(lost, "its job ended before it")
+        if wish := self.asked():
             return wish
         turn = self._turn()
         if turn is not None:
             for visit in [visit for visit in self.counted_visits if visit.round == turn[0] and visit.nodes != nodes]:
-                self._drop(visit, f"measured on {visit.nodes}: the round begins again on {nodes}")
+                self.drop(visit, f"measured on {visit.nodes}: the round begins again on {nodes}")
             turn = self._turn()
         self.write()
         if fault := self._fault():
@@ -123,7 +123,7 @@ class Race:
         print(file_text(self.file), end="", file=sys.stderr, flush=True)
         return 0 if end.ended in GOOD or again else 1
 
-    def _asked(self) -> End | None:
+    def asked(self) -> End | None:
         """The end that a user or the budget demands between two visits; None if nobody does."""
         if wish := self.run.asked_to_end(self.attempt.job_id):
             return End(wish, f"hpc-gpt {'stop' if wish == 'stopped' else 'cancel'}")
@@ -161,7 +161,8 @@ class Race:
             return End("user_error", "no row was measured: " + "; ".join(row.record.cause or "" for row in self.table))
         return End("done", str(self.result["why"]))
 
-    def _drop(self, visit: Visit, why: str) -> None:
+    def drop(self, visit: Visit, why: str) -> None:
+        """Notes that a visit does not count, and prints why."""
         note_visit(self.run, visit.place, dropped=True, cause=why)
         self._forget()
         print(f"{self.rows[visit.row].name}: {why}", file=sys.stderr, flush=True)

@@ -44,7 +44,7 @@ class VisitController(RunController):
 def supervise(run: RunFolder, attempt: Attempt) -> int:
     """Runs one attempt of a race, and returns its exit code. When it returns, the attempt's ended.json exists."""
     race, resolved, begun = Race(run, attempt), run.resolved(), time.monotonic() - job_s(run, attempt)
-    limit = limit_s(resolved.job.time)
+    limit, controller = limit_s(resolved.job.time), None
     try:
         while isinstance(outcome := race.advance(), Visit):
             visit = RunFolder(run.path / outcome.place)
@@ -52,7 +52,12 @@ def supervise(run: RunFolder, attempt: Attempt) -> int:
             left_s = None if limit is None else limit - (time.monotonic() - begun)
             if held := wait_until_free():
                 print(f"note: {held}", file=sys.stderr, flush=True)
-            controller = VisitController(visit, of_visit, outcome.limit_s, left_s)
+            before, controller = controller, VisitController(visit, of_visit, outcome.limit_s, left_s)
+            # `advance` has looked already, and until now a signal went to the visit before.
+            if wish := (before and before.asked) or race.asked():
+                race.drop(outcome, "the race was asked to end before it")
+                outcome = wish
+                break
             controller.run()
             ended = race.conclude(outcome, classify(of_visit, "", ""))
             if (last := ended or controller.asked) is not None:

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import sys
+import time
 from typing import Any
 
 import pytest
@@ -59,7 +60,7 @@ case "$name" in
 *-quick) sleep 3 ;; # the leader: a visit of thrice its time is over
 *-other) loss=6.0 ;;
 *-waits) while [ ! -e "$HPC_GPT_RUN/../../go" ]; do sleep 0.1; done ;;
-*-holds) touch "$HELD" && (setsid env -i bash -c "sleep 3; rm $HELD" >/dev/null 2>&1 &) ;;
+*-holds) touch "$HELD" ;;
 *-after) [ ! -e "$HELD" ] || exit 1 ;;
 *-hang) [ "$(ls -d "$HPC_GPT_RUN"/../* | wc -l)" = 1 ] || sleep 1000 ;;
 esac
@@ -210,7 +211,11 @@ def test_a_visit_begins_once_the_memory_of_the_last_one_is_free(race, tmp_path, 
         monkeypatch.setenv(name, value)
     for name in ("HELD", "STAND_IN_NVML_HELD"):
         monkeypatch.setenv(name, str(tmp_path / "held"))
-    run, _ = race("holds after", "--rounds", 1, "--wait")
+    run, _ = race("holds after", "--rounds", 1)
+    wait_for("two visits have begun", lambda: len(read_visits(run)) == 2)
+    time.sleep(2)  # the ranks of the second visit, which fail while the memory is held, would have started
+    (tmp_path / "held").unlink()
+    wait_for("it has ended", lambda: run.attempts()[-1].ended())
     assert [visit.ended for visit in read_visits(run)] == ["done", "done"]
 
 
