@@ -204,7 +204,7 @@ def _tflops(name: str, title: str, formula: str, means: str, **options: Any) -> 
 
 
 def known_end(ended: str | None) -> str:
-    """How a run ended, empty if nothing says it."""
+    """The class of a run's end, as a table shows it: empty if nothing says it."""
     return "" if ended in (None, "unknown") else str(ended)
 
 

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from hpc_gpt.launcher.prepared import PreparedRun
     from hpc_gpt.launcher.request import Request
 
-# The begins of standing lines, which are the same at each submission, and their key in provenance.json.
+# How the lines begin that are the same at each submission, called standing below, and their key in provenance.json.
 _STANDING = ("note: ", "not predicted: ")
 NOTES = "notes"
 _BATCH = ("micro_batches", "global_batch")
@@ -380,7 +380,7 @@ def standing_lines(prepared: PreparedRun) -> list[str]:
 
 
 def notes_said(resolved: Resolved, logs: Path, runs: int = 1) -> frozenset[str]:
-    """The standing lines of the newest `runs` runs of the same experiment."""
+    """The standing lines that the newest `runs` runs of the same experiment printed."""
     folder = logs / resolved.slug
     try:
         newest = sorted(os.listdir(folder), reverse=True)  # a run's id begins with its time
@@ -391,5 +391,5 @@ def notes_said(resolved: Resolved, logs: Path, runs: int = 1) -> frozenset[str]:
 
 
 def without_said(lines: Iterable[str], earlier: frozenset[str]) -> list[str]:
-    """The lines without the standing lines that are in `earlier`."""
+    """Leaves out of `lines` the standing ones that are in `earlier`: the user has read them."""
     return [line for line in lines if not (line.startswith(_STANDING) and hide_secrets(line) in earlier)]

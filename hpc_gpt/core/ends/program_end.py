@@ -61,7 +61,7 @@ class ProgramFacts:
     """Its log has a line every so many steps."""
     said: PrintedEnd = PrintedEnd()
     ran_s: float | None = None
-    """How long it ran; None if that is not known."""
+    """Seconds that the program ran; None if that is not known."""
     asked: End | None = None
     """The end that was requested."""
     at_limit: bool = False

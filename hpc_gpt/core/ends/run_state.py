@@ -97,7 +97,7 @@ class RunState:
     job_id: str | None
     """The id of that job."""
     waits: bool
-    """That job has made no attempt yet."""
+    """Whether that job has made no attempt yet."""
     attempt: Attempt | None
     """The last attempt that was not refused, whether its job decides or not."""
     end: AttemptEnd | None

@@ -101,7 +101,7 @@ class Facts:
     retried: bool = False
     """Another attempt follows by itself."""
     in_job: bool = False
-    """That attempt is in the same job, which keeps its nodes in the pause before it."""
+    """Whether the next attempt is in the same job, which keeps its nodes in the pause before it."""
     undecided: bool = False
     """The attempt's process on this machine has not yet decided whether another follows."""
     again: bool = False

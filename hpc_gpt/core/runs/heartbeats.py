@@ -69,7 +69,7 @@ class RankHeartbeat:
     quiet_s: float
     """Seconds since its main thread began its step or phase."""
     limit_s: float
-    """How long that may last; 0 for ever."""
+    """Seconds that the step or phase may last; 0: for ever."""
     time: float
     """Epoch seconds by the node's clock."""
     dumped: bool = False
@@ -96,7 +96,7 @@ class RankHeartbeat:
     clock_mhz: float | None = None
     """The clock of its GPU when it last timed that product."""
     throttle: str = ""
-    """What held that clock down, as the driver says."""
+    """What held the GPU's clock down, as the driver says."""
     heard: str = ""
     """The signal that asked it to end."""
 
