@@ -15,6 +15,7 @@ from hpc_gpt.core.formulas import Recompute
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.layout import AXES, Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.services import OPTIMIZER_NAMES
 from hpc_gpt.core.settings.shape_split import partition_layers
 from hpc_gpt.planner.machine import Machine, machine_of
 
@@ -126,6 +127,7 @@ def training_of_record(record: Mapping[str, Any], device: str) -> Training:
         stage_layers=None if partition == "layers" else tuple(partition_layers(shape, layout.pp, partition)),
         compiled=compiled,
         activations_on_host=bool(_setting(settings, "engine.activation_offload")),
+        optimizer=_one_of(OPTIMIZER_NAMES, _setting(settings, "train.optimizer"), "adamw"),
         optimizer_mode=_one_of(get_args(OptimizerMode), _setting(settings, "train.optimizer_mode"), "fused"),
     )
 

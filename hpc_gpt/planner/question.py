@@ -62,6 +62,7 @@ class Question:
     plain: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     tp_across_nodes: bool = False
     partition: Partition = "layers"
+    optimizer: str = "adamw"
     optimizer_mode: OptimizerMode = "fused"
     matmul: Matmul = "none"
     savings: frozenset[str] = frozenset()
@@ -142,6 +143,7 @@ class Question:
                         sharded_optimizer=sharded,
                         offload=offload,
                         stage_layers=self._stage_layers(layout.pp),
+                        optimizer=self.optimizer,
                         optimizer_mode=self.optimizer_mode,
                         matmul=self.matmul,
                         cp_exchange=exchange,
@@ -367,6 +369,7 @@ def question_of(
         plain={name: dict(plain[name].items() - traits[name].items()) for name in tried},
         tp_across_nodes=experiment.layout.allow_tp_across_nodes,
         partition="layers" if given_by_stage else engine.partition,
+        optimizer=experiment.train.optimizer,
         optimizer_mode=update_mode(experiment.train),
         matmul=experiment.train.matmul,
         savings=frozenset({"loss_chunks", "activation_offload"} - {*fixed}),

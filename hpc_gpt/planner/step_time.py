@@ -299,12 +299,13 @@ class _StepModel:
     def _update_s(self, training: Training, params: float) -> tuple[float, float]:
         """Returns (seconds of the update on the GPU, seconds to copy and update the offloaded part)."""
         rank_params = params / engine_of(training).optimizer_ranks(training)
+        moved_bytes = training.optimizer_facts.moved_bytes(training.optimizer_mode)
         if training.offload == "none":
             memory_b_s = self.machine.memory_gb_s * 1e9 * self.constants.memory
-            return rank_params * _moved_bytes(training) / memory_b_s, 0.0
+            return rank_params * moved_bytes / memory_b_s, 0.0
         # All gradients are summed on the host.
         moved = rank_params * (4 + 2) / self.links.host_b_s
-        updated = rank_params * _moved_bytes(training) / (VALUES["host.memory_b_s"] / self.links.per_node)
+        updated = rank_params * moved_bytes / (VALUES["host.memory_b_s"] / self.links.per_node)
         if training.offload == "full":
             moved += rank_params * 2 * 2 * training.micro_batches / self.links.host_b_s
         return 0.0, moved + updated
@@ -430,19 +431,6 @@ def _casts_s(training: Training, rates: Rates, kind: LayerKind) -> tuple[float, 
         rows[0] += experts.expert_rows(training) * sum(parts[0].columns_on(etp) for parts in routed)
         rows[1] += experts.expert_rows(training) * sum(matrix.rows_on(etp) for parts in routed for matrix in parts)
     return cast_s * rows[0], cast_s * rows[1]
-
-
-def _moved_bytes(training: Training) -> float:
-    """Bytes per parameter that the optimizer's update reads and writes in a step with the norm, counted by hand.
-
-    fused: reads fp32 master weight, two moments and gradient, writes three of them and 2 for the 16-bit weight; then
-    reads and writes the gradient for its norm and scale. foreach and for-loop, instead of fused's 28: weight decay 8,
-    first moment 12, second 8 + 12, root, quotient and sum with epsilon 8 each, weight 16; further launches are not
-    counted.
-    """
-    if training.optimizer_mode in ("foreach", "for-loop"):
-        return 80 + 2 + 2 * 4
-    return 4 * 4 + 3 * 4 + 2 + 2 * 4
 
 
 def can_compile(training: Training, machine: Machine) -> bool:

@@ -40,6 +40,7 @@ def training_of(resolved: Sized) -> Training:
         dtype=dtype,
         engine=engine.name,
         stage_layers=None if engine.partition == "layers" else tuple(partition_layers(model, pp, engine.partition)),
+        optimizer=resolved.train.optimizer,
         optimizer_mode=update_mode(resolved.train),
         matmul=resolved.train.matmul,
         edges_as_layers=facts.splits_edges(model.layers, pp),

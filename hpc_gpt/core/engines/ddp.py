@@ -45,7 +45,8 @@ class Ddp(EngineFacts):
             return plain_states(training)
         dp = training.data_ranks
         bucket = 2 if dp > 1 else 0
-        return StateBytes(2, 4 + bucket, 4 + (8 / dp if training.sharded_optimizer else 8), 4 + bucket, 4)
+        moments = training.moments / (dp if training.sharded_optimizer else 1)
+        return StateBytes(2, 4 + bucket, 4 + moments, 4 + bucket, 4)
 
     def buckets(self, training: Training, params: float) -> float:
         return self.lasting_bucket(training)

@@ -62,7 +62,7 @@ class Fsdp(EngineFacts):
         dp = training.shards
         # If not everything is sharded, weights stay gathered in 16 bits, in addition to their fp32 shards.
         gathered = 2 if training.zero_stage in (1, 2) else 0
-        states = StateBytes(4 / dp + gathered, 4 / dp, 8 / dp, 4 / dp, 4 / dp)
+        states = StateBytes(4 / dp + gathered, 4 / dp, training.moments / dp, 4 / dp, 4 / dp)
         if training.offload == "full":
             return StateBytes(0, 0, 0, 0, 0, states.parameters + states.gradients + states.optimizer)
         return states

@@ -279,7 +279,8 @@ ENGINE = MegatronLm()
 def one_gradient_buffer(training: Training) -> StateBytes:
     """States with one fp32 gradient buffer, 2 + 4 + 12; with the distributed optimizer 6 + 12/dp (Megatron-LM, docs of
     dist_optimizer)."""
-    return StateBytes(2, 4, 12 / training.data_ranks if training.sharded_optimizer else 12, 4, 0)
+    held = 4 + training.moments
+    return StateBytes(2, 4, held / training.data_ranks if training.sharded_optimizer else held, 4, 0)
 
 
 # --- the checkout

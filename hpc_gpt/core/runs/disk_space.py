@@ -12,6 +12,7 @@ from pathlib import Path
 
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.formulas import GIB
+from hpc_gpt.core.optimizers import optimizer_named
 from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name, newest_step
 from hpc_gpt.core.runs.checkpoints import stored_bytes as bytes_of
 from hpc_gpt.core.runs.run_folder import RunFolder
@@ -19,8 +20,6 @@ from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import Sized, runs_program
 
-# Bytes of the optimizer's fp32 moments per parameter.
-_MOMENTS = {"adamw": 8, "sgd": 0}
 # Upper bounds of the files: in a run's folder and attempt, per rank there, in a checkpoint, per rank in a checkpoint.
 _OF_RUN, _OF_RANK, _OF_CHECKPOINT, _OF_SHARE = 60, 4, 5, 1
 
@@ -30,7 +29,7 @@ def checkpoint_bytes(resolved: Sized) -> int:
 
     Bytes per parameter under AdamW, in any dtype: 12.0 with every engine of ours, weights and moments in fp32.
     """
-    per_parameter = 4 + _MOMENTS[resolved.train.optimizer]
+    per_parameter = 4 + optimizer_named(resolved.train.optimizer).moments
     if engine_named(resolved.engine.name).saves_weights_again:
         per_parameter += 4 if resolved.train.dtype == "fp32" else 2
     return resolved.model.params * per_parameter

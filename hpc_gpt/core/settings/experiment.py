@@ -14,7 +14,7 @@ from hpc_gpt.core.formulas import Recompute
 from hpc_gpt.core.settings.data_source import MixedSource
 from hpc_gpt.core.settings.key_rules import key
 from hpc_gpt.core.settings.model_keys import Model
-from hpc_gpt.core.settings.services import After, EngineName, Notify, Plan, Track
+from hpc_gpt.core.settings.services import After, EngineName, Notify, OptimizerName, Plan, Track
 
 Dtype = Literal["fp32", "bf16", "fp16"]
 Compile = Literal["none", "block", "edges", "whole"]
@@ -165,7 +165,7 @@ class Train:
     "Whether only deterministic kernels run: slower, but the same layout gives the same bits."
     tf32: bool = key(False, resume="free", affects=("speed",))
     "Whether fp32 matrix products run as TF32, with 10 bits of mantissa."
-    optimizer: Literal["adamw", "sgd"] = key("adamw", resume="never", affects=("speed",))
+    optimizer: OptimizerName = key("adamw", resume="never", affects=("speed",))
     "AdamW, or SGD without momentum."
     optimizer_mode: Literal["fused", "foreach", "for-loop", "host"] | None = key(
         None, resume="free", affects=("speed",)
@@ -186,7 +186,7 @@ class Train:
     decay_shape: Literal["linear", "1-sqrt"] = key("linear", resume="never", affects=("schedule",), branch=True)
     "Shape of the fall of wsd: a line, or 1 minus the square root of the share of decay_steps that is done."
     weight_decay: float = key(0.1, resume="never", affects=("schedule",), branch=True, least=0)
-    "Weight decay of AdamW, applied only to matrices and embeddings; for example 0.1."
+    "Weight decay, applied only to matrices and embeddings; for example 0.1."
     beta1: float = key(0.9, resume="never", affects=("schedule",), below=1)
     "Decay of the first moment of AdamW, from 0 to 1."
     beta2: float = key(0.95, resume="never", affects=("schedule",), below=1)

@@ -6,6 +6,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.optimizers import optimizers
 from hpc_gpt.core.settings.experiment import Data, Engine, Job, Train
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
@@ -53,10 +54,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Sized], str]], ...] = (
     (("train.eval_batches",), _is("train.eval_every", 0, ": nothing is evaluated")),
     (("train.min_lr",), _is("train.decay", "constant")),
     (("train.decay_steps", "train.decay_shape"), _is_not("train.decay", "wsd", "; these keys belong to wsd")),
-    (
-        ("train.weight_decay", "train.beta1", "train.beta2", "train.eps"),
-        _is("train.optimizer", "sgd", ", which has none of them"),
-    ),
     (("train.balance_coef", "train.balance_rate"), _is_of_program),
     (("train.balance_coef",), _is_not("train.balance", "loss", ": no balance loss")),
     (("train.balance_rate",), _is_not("train.balance", "bias", ": no bias moves")),
@@ -82,12 +79,20 @@ def idle_keys(sized: Sized, stated: Collection[str]) -> Iterator[str]:
     defaults."""
     if _takes_nothing_of_preset(sized, stated):
         yield "model.preset has no effect: every size that it sets is also given"
-    left = [key for keys, _ in _RULES for key in keys if key in stated and _is_changed(sized, key)]
-    for of_rule, why_of in _RULES:
+    rules = (*_RULES, _of_other_optimizers(sized))
+    left = [key for keys, _ in rules for key in keys if key in stated and _is_changed(sized, key)]
+    for of_rule, why_of in rules:
         keys = [key for key in of_rule if key in left]
         if keys and (why := why_of(sized)):
             left = [key for key in left if key not in keys]
             yield f"{' and '.join(keys)} {'have' if keys[1:] else 'has'} no effect: {why}"
+
+
+def _of_other_optimizers(sized: Sized) -> tuple[tuple[str, ...], Callable[[Sized], str]]:
+    """The rule of the keys that only other optimizers follow."""
+    every, name = optimizers(), sized.train.optimizer
+    others = sorted({key for facts in every.values() for key in facts.keys} - every[name].keys)
+    return tuple(f"train.{key}" for key in others), lambda _: f'train.optimizer is "{name}", which has no such key'
 
 
 def _is_changed(sized: Sized, key: str) -> bool:

@@ -11,18 +11,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from hpc_gpt.core.settings.key_rules import key, without_defaults
 
-# An engine is a module of hpc_gpt/core/engines, named like the file.
-ENGINE_NAMES = tuple(
-    sorted(
-        module.name.replace("_", "-")
-        for module in pkgutil.iter_modules([str(Path(__file__).parents[1] / "engines")])
-        if not module.ispkg
-    )
-)
+
+def _modules_of(package: str) -> tuple[str, ...]:
+    """The names of the modules in hpc_gpt/core/PACKAGE."""
+    modules = pkgutil.iter_modules([str(Path(__file__).parents[1] / package)])
+    return tuple(sorted(module.name.replace("_", "-") for module in modules if not module.ispkg))
+
+
+# An engine is a module of hpc_gpt/core/engines, an optimizer one of hpc_gpt/core/optimizers, named like the file.
+ENGINE_NAMES, OPTIMIZER_NAMES = _modules_of("engines"), _modules_of("optimizers")
 if TYPE_CHECKING:
     EngineName = str
+    OptimizerName = str
 else:
-    EngineName = Literal[ENGINE_NAMES]
+    EngineName, OptimizerName = Literal[ENGINE_NAMES], Literal[OPTIMIZER_NAMES]
 Event = Literal["first_step", "ended", "failed", "retried", "stopped", "slow"]
 AttentionKernel = Literal["unfused", "triton", "fa2", "fa3", "cudnn", "cudnn-fp8", "te", "sdpa", "flex"]
 GradSum = Literal["fp32", "bf16", "fp16"]

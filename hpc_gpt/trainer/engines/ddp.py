@@ -22,20 +22,14 @@ from hpc_gpt.trainer.checkpoints.torch_states import TorchStates, whole_share
 from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.kernels import compile_model, compiler
 from hpc_gpt.trainer.engines.master_weights import HALF, MasterWeights
-from hpc_gpt.trainer.engines.optimizer import (
-    Update,
-    build_optimizer,
-    counted_parameters,
-    gradients_of,
-    kernel_of,
-    norms_of,
-)
+from hpc_gpt.trainer.engines.optimizer import Update, counted_parameters, gradients_of, kernel_of, norms_of
 from hpc_gpt.trainer.engines.protocol import TorchEngine
 from hpc_gpt.trainer.engines.torch_private import all_reduce_each, for_each
 from hpc_gpt.trainer.model.fp8 import WeightsOnce
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, full_name, is_of_experts
+from hpc_gpt.trainer.optimizers import build_optimizer
 from hpc_gpt.trainer.ranks import own_group
 
 
@@ -60,7 +54,10 @@ class Ddp(TorchEngine):
         # Weights of which other ranks have others; their gradients are averaged apart.
         self._of_experts = [one for one in self._parameters if layout.ep > 1 and is_of_experts(one)]
         self._same_experts = own_group(layout, "edp", dist.get_rank()) if layout.ep > 1 else None
-        optimizer = _build_optimizer(resolved, self._parameters)
+        shares = [whole_share(one, resolved.model, self.experts) for one in self._parameters]
+        optimizer = build_optimizer(resolved, self._parameters, shares)
+        if engine.sharded_optimizer and not getattr(optimizer, "shards_itself", False):
+            optimizer = _sharded(optimizer)
         compile_model(self.module, engine)
         in_fp8 = train.matmul != "none"
         self._cast_weights = WeightsOnce(self.module.blocks, compiler(engine)) if in_fp8 else None
@@ -74,9 +71,9 @@ class Ddp(TorchEngine):
         self._update = Update(
             optimizer, lambda: norms_of(gradients_of(counted)), everyone, train.clip, self._scaler, device
         )
-        shares = [whole_share(one, resolved.model, self.experts) for one in self._parameters]
-        kernel = kernel_of(optimizer)
-        self._states = TorchStates(self._parameters, shares, kernel, self._writes, kernel is not optimizer)
+        self._states = TorchStates(
+            self._parameters, shares, kernel_of(optimizer), self._writes, engine.sharded_optimizer
+        )
 
     def _writes(self, share: Share) -> bool:
         """Whether this rank saves the share: the first rank does, and the first one with each of divided experts."""
@@ -157,11 +154,8 @@ def _master_weights_of(resolved: Resolved, parts: list[list[nn.Parameter]]) -> M
     return None if half is None else MasterWeights(parts, half)
 
 
-def _build_optimizer(resolved: Resolved, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Builds the optimizer of `parameters`, which are the master weights if there are any."""
-    whole = build_optimizer(resolved.train, parameters)
-    if not resolved.engine.sharded_optimizer:
-        return whole
+def _sharded(whole: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer whose moments are split over the ranks."""
     # Imported here: its package loads torch's FSDP and more, 0.4 s of each start.
     from torch.distributed.optim import ZeroRedundancyOptimizer
 

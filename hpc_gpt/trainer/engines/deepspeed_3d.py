@@ -14,10 +14,10 @@ from hpc_gpt.trainer.engines.deepspeed_engine import DeepspeedEngine
 from hpc_gpt.trainer.engines.deepspeed_setup import quiet
 from hpc_gpt.trainer.engines.kernels import compile_model
 from hpc_gpt.trainer.engines.library_patches import forget_evaluation, forget_logits
-from hpc_gpt.trainer.engines.optimizer import build_optimizer
 from hpc_gpt.trainer.engines.protocol import MicroBatches, StepResult
 from hpc_gpt.trainer.model.documents import MicroBatch
 from hpc_gpt.trainer.model.techniques import Techniques
+from hpc_gpt.trainer.optimizers import build_optimizer
 from hpc_gpt.trainer.ranks import own_group
 
 
@@ -46,7 +46,7 @@ class Deepspeed3D(DeepspeedEngine):
                 resolved.engine.partition,
             )
             compile_model(self.module, resolved.engine)
-            optimizer = build_optimizer(resolved.train, self.module.parameters())
+            optimizer = build_optimizer(resolved, self.module.parameters())
             self._initialize(optimizer, self.module.mpu().get_model_parallel_group())
             forget_logits(self._engine)
         self._reader: _Reader | None = None

@@ -17,11 +17,11 @@ from hpc_gpt.trainer.engines.deepspeed_engine import DeepspeedEngine
 from hpc_gpt.trainer.engines.deepspeed_setup import quiet
 from hpc_gpt.trainer.engines.kernels import compile_model
 from hpc_gpt.trainer.engines.library_patches import split_as_built
-from hpc_gpt.trainer.engines.optimizer import build_optimizer
 from hpc_gpt.trainer.engines.protocol import MicroBatches, StepResult
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
+from hpc_gpt.trainer.optimizers import build_optimizer
 from hpc_gpt.trainer.ranks import own_group
 
 
@@ -68,7 +68,7 @@ class DeepspeedZero(DeepspeedEngine):
             else:
                 self.module = self._build_model(tp).to(device)
             compile_model(self.module, engine, () if isinstance(self.module, Gpt) else self.module.blocks)
-            optimizer = build_optimizer(resolved.train, list(self.module.parameters()))
+            optimizer = build_optimizer(resolved, self.module.parameters())
             self._initialize(optimizer, self._groups.get_model_parallel_group(), self._groups)
 
     def _build_model(self, tp: TensorParallel) -> Any:

@@ -36,7 +36,7 @@ from hpc_gpt.trainer.checkpoints.torch_states import TorchStates
 from hpc_gpt.trainer.engines.ddp import Ddp
 from hpc_gpt.trainer.engines.kernels import compile_model
 from hpc_gpt.trainer.engines.master_weights import HALF
-from hpc_gpt.trainer.engines.optimizer import Update, build_optimizer, counted_parameters, gradients_of, norms_of
+from hpc_gpt.trainer.engines.optimizer import Update, counted_parameters, gradients_of, norms_of
 from hpc_gpt.trainer.engines.protocol import MicroBatches, TorchEngine, TrainingEngine
 from hpc_gpt.trainer.engines.torch_private import for_each
 from hpc_gpt.trainer.model.context_parallel import ContextParallel
@@ -53,6 +53,7 @@ from hpc_gpt.trainer.model.tensor_parallel import (
     name_parameter,
     split_of,
 )
+from hpc_gpt.trainer.optimizers import build_optimizer
 from hpc_gpt.trainer.ranks import own_group
 
 
@@ -75,7 +76,9 @@ class Fsdp(TorchEngine):
         assert isinstance(model, FSDPModule)
         self._root: FSDPModule = model
         self._shards = [_shard_of(parameter) for parameter in self._parameters]
-        optimizer = build_optimizer(train, self._shards)
+        pairs = list(zip(self._parameters, self._shards, strict=True))
+        shares = [mesh_share(whole, shard, resolved.model) for whole, shard in pairs]
+        optimizer = build_optimizer(resolved, self._shards, shares)
         everyone = dist.group.WORLD if layout.gpus > 1 else None
         self._in_replicas = layout.shard is not None
         self._last_set: tuple[bool, bool] | None = None
@@ -85,8 +88,6 @@ class Fsdp(TorchEngine):
         self._update = Update(
             optimizer, lambda: norms_of(gradients_of(counted)), everyone, train.clip, self._scaler, device
         )
-        pairs = list(zip(self._parameters, self._shards, strict=True))
-        shares = [mesh_share(whole, shard, resolved.model) for whole, shard in pairs]
         firsts = {full_name(shard) for whole, shard in pairs if is_first_copy(whole, split_of(shard))}
         self._states = TorchStates(self._shards, shares, optimizer, lambda share: share.name in firsts)
 

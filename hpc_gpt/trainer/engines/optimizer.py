@@ -1,4 +1,4 @@
-"""The end of a step: gradient norm and clipping, the optimizer, and fp16's loss scale."""
+"""The end of a step: gradient norm and clipping, the update, and fp16's loss scale."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -8,39 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.trainer.engines import torch_private
 from hpc_gpt.trainer.model.tensor_parallel import split_of
-
-
-def build_optimizer(train: Train, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """AdamW or SGD (no momentum) over the parameters, computed as `train.optimizer_mode` says.
-
-    Modes fused and host are torch's fused kernels, on the device or for states offloaded to the host: one pass, no
-    compiler, and the host does not wait. Foreach launches one kernel per operation for all parameters, for-loop one per
-    operation and parameter. With both the host waits for the gradient norm, because they cannot skip a step on the
-    device. Results differ only by rounding.
-    """
-    mode = train.optimizer_mode or "fused"
-    how = {"fused": mode in ("fused", "host"), "foreach": mode == "foreach"}
-    groups = [
-        {"params": part, "weight_decay": decay}
-        for part, decay in zip(by_decay(parameters), (train.weight_decay, 0.0), strict=True)
-    ]
-    if train.optimizer == "sgd":
-        return torch.optim.SGD(groups, lr=train.lr, **how)
-    return torch.optim.AdamW(groups, lr=train.lr, betas=(train.beta1, train.beta2), eps=train.eps, **how)
-
-
-def by_decay(parameters: Iterable[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Returns (matrices and embeddings, which decay; biases and norms, which have one dimension and do not decay)."""
-    parameters = list(parameters)
-    return [one for one in parameters if _dimensions(one) >= 2], [one for one in parameters if _dimensions(one) < 2]
-
-
-def _dimensions(parameter: nn.Parameter) -> int:
-    """The number of dimensions of the whole parameter: under ZeRO-3 a rank holds only a flat piece of it."""
-    return len(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def counts_in_norm(parameter: nn.Parameter, tp_rank: int) -> bool:
@@ -228,7 +197,7 @@ class Update:
         if factor is not None:
             divisor = factor if divisor is None else divisor * factor
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("lr_ratio", 1.0)
         kernel = kernel_of(self.optimizer)
         owners = [one for group in kernel.param_groups for one in group["params"]]
         if is_fused(kernel):

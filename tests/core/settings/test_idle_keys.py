@@ -120,8 +120,8 @@ def test_each_key_has_an_effect_or_is_refused_or_named(engine: str, monkeypatch:
         ({"data.workers": 2}, 'data.workers has no effect: data.source is "stdlib"; only a stream uses it'),
         ({"train.decay": "constant", "train.min_lr": 1e-4}, 'train.min_lr has no effect: train.decay is "constant"'),
         (
-            {"train.optimizer": "sgd", "train.beta1": 0.8, "train.weight_decay": 0.0},
-            'train.weight_decay and train.beta1 have no effect: train.optimizer is "sgd", which has none of them',
+            {"train.optimizer": "sgd", "train.beta1": 0.8, "train.beta2": 0.9, "train.weight_decay": 0.0},
+            'train.beta1 and train.beta2 have no effect: train.optimizer is "sgd", which has no such key',
         ),
         ({"train.keep_every": 5}, "train.keep_every has no effect: train.keep_last is 0: every checkpoint stays"),
         ({"train.keep_every": 5, "train.keep_last": 2}, ""),

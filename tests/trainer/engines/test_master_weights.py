@@ -10,15 +10,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hpc_gpt.core.settings.experiment import Train
+from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.checkpoints.rank_files import HostCopies, RankFiles
 from hpc_gpt.trainer.checkpoints.states import SavedIndex, SavedStates, put_states
 from hpc_gpt.trainer.checkpoints.torch_states import TorchStates, whole_share
 from hpc_gpt.trainer.engines.master_weights import HALF, MasterWeights
-from hpc_gpt.trainer.engines.optimizer import LossScaler, Update, build_optimizer, gradients_of, norms_of
+from hpc_gpt.trainer.engines.optimizer import LossScaler, Update, gradients_of, norms_of
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, name_parameter, split_of
+from hpc_gpt.trainer.optimizers import build_optimizer
+from tests.trainer.launch import settings
 
 
 def weights() -> list[nn.Parameter]:
@@ -106,6 +108,7 @@ ODD = ModelShape(hidden=30, layers=2, heads=2, vocab=64, seq=16)
 TRAIN = Train(dtype="bf16", weight_decay=0.3, clip=0.05)
 # Of a gradient's numbers; times fp16's first scale it fits fp16, and the norm is above what is clipped to.
 _DRAWN = 2.0**-10
+RUN = settings(Path("none.tokens"), {"gpus": 1}, Engine(name="ddp"))
 
 
 class Training:
@@ -114,7 +117,7 @@ class Training:
     def __init__(self, train: Train = TRAIN, seed: int = 1) -> None:
         self.half = HALF[train.dtype]
         self.masters = MasterWeights(Gpt(ODD, seed).parts(), self.half)
-        self.optimizer = build_optimizer(train, self.masters.masters)
+        self.optimizer = build_optimizer(replace(RUN, train=train), self.masters.masters)
         self.scaler = LossScaler(train.dtype, CPU)
         norms = lambda: norms_of(gradients_of(self.masters.masters))  # noqa: E731
         self.update = Update(self.optimizer, norms, None, train.clip, self.scaler, CPU)

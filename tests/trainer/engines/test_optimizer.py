@@ -3,16 +3,20 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from hpc_gpt.core.settings.experiment import Train
+from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.trainer.engines.optimizer import LossScaler, Update, build_optimizer, gradients_of, norms_of
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.engines.optimizer import LossScaler, Update, gradients_of, norms_of
 from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.optimizers import build_optimizer
+from tests.trainer.launch import settings
 
 SMALL = ModelShape(hidden=32, layers=2, heads=4, vocab=61, seq=16)
 TRAIN = Train(steps=100, lr=1e-3, min_lr=1e-4, warmup_steps=10)
@@ -22,13 +26,18 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adamw": lambda parameters, mode: torch.optim.AdamW(parameters, lr=0.1, **MODES[mode]),
     "sgd": lambda parameters, mode: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, **MODES[mode]),
 }
+RUN = replace(settings(Path("none.tokens"), {"gpus": 1}, Engine(name="ddp")), train=TRAIN)
 every_kind = pytest.mark.parametrize(("kind", "mode"), [(kind, mode) for kind in OPTIMIZERS for mode in MODES])
+
+
+def run_with(**changed: Any) -> Resolved:
+    return replace(RUN, train=replace(TRAIN, **changed))
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
 def test_matrices_decay_and_vectors_do_not(name: str) -> None:
     model = Gpt(SMALL, 1)
-    optimizer = build_optimizer(replace(TRAIN, optimizer=name, weight_decay=0.3), model.parameters())
+    optimizer = build_optimizer(run_with(optimizer=name, weight_decay=0.3), model.parameters())
     decaying, others = optimizer.param_groups
     assert decaying["weight_decay"] == 0.3
     assert others["weight_decay"] == 0.0
@@ -39,8 +48,8 @@ def test_matrices_decay_and_vectors_do_not(name: str) -> None:
 
 
 def test_the_settings_reach_adamw() -> None:
-    train = replace(TRAIN, beta1=0.8, beta2=0.9, eps=1e-6)
-    optimizer = build_optimizer(train, [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))])
+    run = run_with(beta1=0.8, beta2=0.9, eps=1e-6)
+    optimizer = build_optimizer(run, [torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2))])
     assert optimizer.defaults["betas"] == (0.8, 0.9)
     assert optimizer.defaults["eps"] == 1e-6
 
@@ -51,7 +60,7 @@ def test_every_mode_takes_the_same_steps(name: str) -> None:
     for mode in ("fused", "foreach", "for-loop", "host"):
         generator = torch.Generator().manual_seed(7)
         parameters = [torch.nn.Parameter(torch.randn(size, generator=generator)) for size in ((8, 4), (4,), (5, 3))]
-        optimizer = build_optimizer(replace(TRAIN, optimizer=name, optimizer_mode=mode), parameters)
+        optimizer = build_optimizer(run_with(optimizer=name, optimizer_mode=mode), parameters)
         flags = optimizer.defaults["fused"], optimizer.defaults["foreach"]
         assert flags == (mode in ("fused", "host"), mode == "foreach")
         for _ in range(5):

@@ -76,7 +76,7 @@ class DeepspeedFacts(EngineFacts):
         """
         stage, dp, dtype = training.zero_stage, training.data_ranks, training.dtype
         if self._takes_bf16_optimizer(training):
-            return StateBytes(2, 4, 12 / dp, 4, 0)
+            return StateBytes(2, 4, (4 + training.moments) / dp, 4, 0)
         weight = 4 if dtype == "fp32" else 2
         gradient = 4 if dtype == "bf16" else weight
         states = zero_states(training, weight, gradient, 0 if dtype == "fp32" and not stage else 4)

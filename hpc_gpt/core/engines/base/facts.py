@@ -292,20 +292,11 @@ class EngineFacts(States):
         return training.data_ranks if self.sharding(training) >= 1 or training.sharded_optimizer else 1
 
     def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
-        """By torch 2.13's AdamW (torch/optim/adam.py): fused kernels keep everything in registers. foreach computes the
-        square roots of all second moments at once, 4 bytes each. for-loop does so one tensor at a time, twice (root and
-        quotient), while the previous tensor still has its own; the sharded optimizer distributes whole parameters.
-
-        Measured with torch's profiler on a CPU, to within 1 % of the bytes per parameter: ddp in bf16 18 fused, 22
-        foreach.
-        """
+        """The optimizer's own; a sharded one distributes whole parameters."""
         if training.offload != "none":
             return 0.0
-        if training.optimizer_mode == "foreach":
-            return 4 * params / (training.data_ranks if training.sharded_optimizer else 1)
-        if training.optimizer_mode == "for-loop":
-            return 4 * max(3 * matrix, 2 * table)
-        return 0.0
+        params /= training.data_ranks if training.sharded_optimizer else 1
+        return training.optimizer_facts.update_bytes(training.optimizer_mode, params, matrix, table)
 
     def gathered(self, training: Training, gradients: bool = True) -> tuple[float, float]:
         """Returns (bytes in the layers' passes, bytes in the loss) of gathered weights; with `gradients`, also of

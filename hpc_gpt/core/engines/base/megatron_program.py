@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hpc_gpt.core.engines.base.megatron_experts import expert_options
 from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
+from hpc_gpt.core.optimizers import optimizer_named
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.schedule import decay_steps_of
 from hpc_gpt.core.settings.sized import Sized
@@ -128,13 +129,7 @@ def _architecture(model: ModelShape) -> dict[str, object]:
 def _arithmetic(resolved: Sized) -> dict[str, object]:
     """The options of optimizer, loss scale and recomputation."""
     train, recompute = resolved.train, resolved.engine.recompute
-    options: dict[str, object] = {"--optimizer": train.optimizer}
-    if train.optimizer == "sgd":
-        options["--sgd-momentum"] = 0.0
-    else:
-        options |= {
-            "--optimizer": "adam", "--adam-beta1": train.beta1, "--adam-beta2": train.beta2, "--adam-eps": train.eps
-        }  # fmt: skip
+    options = dict(optimizer_named(train.optimizer).megatron_options(train) or {})
     if train.dtype == "fp16":
         # The loss scale of our own engines (ds_config).
         options |= {"--initial-loss-scale": 65536, "--loss-scale-window": 1000, "--hysteresis": 2}

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 from hpc_gpt.core.errors import ConfigError, LayoutError, check_sizes
 from hpc_gpt.core.formulas import Recompute
+from hpc_gpt.core.optimizers import OptimizerFacts, optimizer_named
 from hpc_gpt.core.settings.experiment import CpExchange, Matmul
 from hpc_gpt.core.settings.layout import AXES, Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
@@ -62,6 +63,7 @@ class Training:
     compiled_head: bool = False
     document_mask: bool = False  # attention adds seq x seq numbers per sample to its scores
     activations_on_host: bool = False  # activations for the backward pass are in the host's memory
+    optimizer: str = "adamw"
     optimizer_mode: OptimizerMode = "fused"  # how states on the GPU are updated; the host updates offloaded ones
     loss_chunks: int = 1  # pieces in which logits are computed, and recomputed in the backward pass
     one_pass_loss: bool = False  # our loss computes its gradients in the same pass: nothing is recomputed
@@ -139,6 +141,15 @@ class Training:
     @property
     def gpus(self) -> int:
         return self.layout.gpus
+
+    @property
+    def optimizer_facts(self) -> OptimizerFacts:
+        return optimizer_named(self.optimizer)
+
+    @property
+    def moments(self) -> float:
+        """Bytes per parameter of the optimizer's fp32 states."""
+        return self.optimizer_facts.moments
 
     @property
     def expert_tp(self) -> int:
@@ -273,16 +284,16 @@ class States:
         return 0.0
 
 
-def zero_states(training: Training, weight: int, gradient: int, master: int) -> StateBytes:
+def zero_states(training: Training, weight: int, gradient: int, master: int, moments: float = 1.0) -> StateBytes:
     """ZeRO's states by bytes per parameter: the optimizer over dp from stage 1 on, gradients from 2, weights in 3.
 
     The optimizer uses fp32 copies of its share of the gradients, which are allocated in the step and freed after
-    it (Rajbhandari et al. 2020, section 5).
+    it (Rajbhandari et al. 2020, section 5). `moments`: the size of its moments by that in fp32.
     """
     stage, dp = training.zero_stage, training.shards
     parameters = weight / dp if stage == 3 else float(weight)
     gradients = gradient / dp if stage >= 2 else float(gradient)
-    optimizer = (master + 8) / (dp if stage >= 1 or training.sharded_optimizer else 1)
+    optimizer = (master + moments * training.moments) / (dp if stage >= 1 or training.sharded_optimizer else 1)
     copy = (4 / dp if stage >= 1 or training.sharded_optimizer else 4.0) if gradient == 2 else 0.0
     host = 0.0
     if training.offload != "none" and stage >= 1:
@@ -294,8 +305,8 @@ def zero_states(training: Training, weight: int, gradient: int, master: int) -> 
     return StateBytes(parameters, gradients, optimizer, gradients + copy, gradients + copy, host)
 
 
-# Bytes per parameter for `Training.states`: the weight, and the optimizer's bytes without its moments, which are 8.
-_HELD = {"mixed": (2, 4), "fp32": (4, 0), "bf16": (2, -4), "bf16 moments": (2, 0)}
+# For `Training.states`: bytes per parameter of the weight and of the master weight, and the moments by those in fp32.
+_HELD = {"mixed": (2, 4, 1.0), "fp32": (4, 0, 1.0), "bf16": (2, 0, 0.5), "bf16 moments": (2, 4, 0.5)}
 
 
 def stated_states(training: Training, by_program: StateBytes, sharding: int) -> StateBytes:
@@ -307,11 +318,11 @@ def stated_states(training: Training, by_program: StateBytes, sharding: int) -> 
     ranks, states = training.shards, by_program
     width = 4 if training.grad_sum == "fp32" else 2
     if training.states is not None or (training.grad_sum is not None and sharding < 3):
-        weight, master = _HELD[training.states or "mixed"]
+        weight, master, moments = _HELD[training.states or "mixed"]
         if training.grad_sum is None:
             width = 2 if training.states == "bf16" else 4
         staged = replace(training, zero_stage=sharding)
-        states = zero_states(staged, weight, width, master)
+        states = zero_states(staged, weight, width, master, moments)
         if training.states == "fp32" and sharding in (1, 2):
             states = replace(states, parameters=states.parameters / ranks + 2)
         copied = (

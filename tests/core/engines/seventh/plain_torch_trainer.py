@@ -10,11 +10,12 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.torch_states import TorchStates, whole_share
 from hpc_gpt.trainer.engines.kernels import compile_model
 from hpc_gpt.trainer.engines.master_weights import HALF, MasterWeights
-from hpc_gpt.trainer.engines.optimizer import Update, build_optimizer, gradients_of, norms_of
+from hpc_gpt.trainer.engines.optimizer import Update, gradients_of, norms_of
 from hpc_gpt.trainer.engines.protocol import TorchEngine
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
+from hpc_gpt.trainer.optimizers import build_optimizer
 
 
 class PlainTorch(TorchEngine):
@@ -30,12 +31,12 @@ class PlainTorch(TorchEngine):
         # In bf16 and fp16 the optimizer updates fp32 masters, which collect the gradients.
         self._masters = MasterWeights(self.module.parts(), half) if half else None
         self._parameters = self._masters.masters if self._masters else list(self.module.parameters())
-        optimizer = build_optimizer(train, self._parameters)
+        shares = [whole_share(one, resolved.model) for one in self._parameters]
+        optimizer = build_optimizer(resolved, self._parameters, shares)
         compile_model(self.module, resolved.engine)
         self._update = Update(
             optimizer, lambda: norms_of(gradients_of(self._parameters)), None, train.clip, self._scaler, device
         )
-        shares = [whole_share(one, resolved.model) for one in self._parameters]
         self._states = TorchStates(self._parameters, shares, optimizer, lambda share: dist.get_rank() == 0)
 
     def _gradients(self, last: bool) -> AbstractContextManager[None]:
