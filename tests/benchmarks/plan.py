@@ -15,11 +15,13 @@ Seconds are of one core's CPU.
 
 import argparse
 import json
+import math
 import os
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 # The figures' own module lies among the tests, which are not installed.
@@ -45,7 +47,16 @@ from tests.planner.published.figures import (
     read_files,
     write,
 )
-from tests.planner.published.fitting import constants_set, fit_table, fitted_without, time_errors
+from tests.planner.published.fitting import (
+    FITTED,
+    FITTED_MIXTURES,
+    by_release,
+    by_source,
+    constants_set,
+    fit_table,
+    fitted_without,
+    time_errors,
+)
 from tests.planner.published.mixtures import FILE as MIXTURES
 from tests.planner.published.mixtures import TERMS, errors_without
 from tests.planner.published.rows import LeftOut, PublishedRow, Rows, read_rows, rows_of
@@ -105,17 +116,25 @@ def main() -> None:
 
 
 def _fit(folder: Path) -> None:
-    rows = [row for read in read_files(folder) for row in read.rows]
-    before, crossed = time_errors(rows), fitted_without(rows)
-    found = fit_table(rows)
-    with constants_set(found):
-        after = time_errors(rows)
-        print("\n".join(f"{name:<32} {VALUES[name]}" for name in found))
-    print(f"\n{'':<24} {'table':>7} {'fitted':>7} {'without the source':>20}")
-    for source in before:
-        print(f"{source:<24} {before[source]:>7.1%} {after[source]:>7.1%} {crossed[source]:>20.1%}")
-    means = (sum(each.values()) / len(each) for each in (before, after, crossed))
-    print("{:<24} {:>7.1%} {:>7.1%} {:>20.1%}".format("averaged over sources", *means))
+    _fitted([row for read in read_files(folder) for row in read.rows], FITTED)
+    if (folder / MIXTURES).is_file():
+        _fitted(read_rows(folder / MIXTURES).rows, FITTED_MIXTURES)
+
+
+def _fitted(rows: list[PublishedRow], held: Mapping[str, float]) -> None:
+    """Prints the constants of `held` as fitted to the rows, and the errors with the table's, with these, and with those
+    that are fitted without each source, and without each release."""
+    found = fit_table(rows, held)
+    print("\n".join(f"{name:<32} {VALUES[name]:g} {math.exp(found[name]):g}" for name in found if not isinstance(VALUES[name], list)))
+    for part in (by_source, by_release):
+        before, crossed = time_errors(rows, part), fitted_without(rows, held, part)
+        with constants_set(found):
+            after = time_errors(rows, part)
+        print(f"\n{'':<28} {'rows':>4} {'table':>7} {'fitted':>7} {'without it':>11}")
+        for name, (count, error) in crossed.items():
+            print(f"{name:<28} {count:>4} {before[name][1]:>7.1%} {after[name][1]:>7.1%} {error:>11.1%}")
+        means = (sum(each[name][1] for name in crossed) / max(1, len(crossed)) for each in (before, after, crossed))
+        print("{:<28} {:>4} {:>7.1%} {:>7.1%} {:>11.1%}".format("averaged", "", *means))
 
 
 def _without(folder: Path) -> None:

@@ -96,7 +96,7 @@ _KINDS: list[tuple[str, Callable[[str, Any], Any], Any]] = [
     (
         "source citation device fabric model parallelism schedule stack engine options sharding optimizer offload "
         "recompute dtype attention grad_sum fused_loss states tflops_kind memory_kind router dispatcher routing bias "
-        "expert_weights",
+        "expert_weights container",
         _read_text,
         "",
     ),

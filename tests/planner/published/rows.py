@@ -95,6 +95,7 @@ class PublishedRow(MeasuredStep):
     fabric: str
     published: Published
     assumed: tuple[str, ...] = ()
+    release: str = ""  # of the program, as the row's container has it
 
 
 @dataclass(frozen=True)
@@ -225,7 +226,7 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         assumed.append("global_bs from the pipeline's depth: the time is not compared")
         published = replace(published, step_s=None)
     counts = None if published.noisy else published.step_s
-    return PublishedRow(name, training, machine, counts, source, cluster, row.fabric, published, tuple(assumed))
+    return PublishedRow(name, training, machine, counts, source, cluster, row.fabric, published, tuple(assumed), row.container)
 
 
 def _traits(row: Fields, kind: Kind) -> dict[str, Any]:
