@@ -66,28 +66,40 @@ def expert_weights(training: Training, kind: LayerKind) -> float:
 
 
 def sorts_once(training: Training) -> bool:
-    """Whether tokens are sorted by expert only where they are computed: nothing is sent, or the dispatcher does it."""
-    return training.ep == 1 or training.dispatcher in _FUSED
+    """Whether rows are not sorted by expert where they arrive: nothing is sent, the dispatcher does it, or all of them
+    are one expert's."""
+    return training.ep == 1 or training.dispatcher in _FUSED or local_experts(training) <= 1
 
 
 def expert_pass_bytes(training: Training, kind: LayerKind, gate_bytes: float) -> float:
-    """Bytes that one rank moves in a forward pass for router, permutation and the experts' activation.
+    """Bytes that one rank moves in a forward pass for router, permutation and the experts' activation and biases.
 
-    A permutation reads T rows and writes k T, its inverse the opposite; tokens that are sent are sorted once more on
-    each side. The router makes logits, probabilities and a map of T x E, in fp32. `gate_bytes`: those of the activation
-    for each of its numbers.
+    A permutation reads T rows and writes k T, its inverse the opposite; rows that were sent are sorted once more where
+    they arrive, and back. Products in 8 or 4 bits take whole blocks of rows: they are copied to padded ones, and back
+    (Megatron-LM, TEGroupedMLP.quantization_padding). The router makes logits, probabilities and a map of T x E, in fp32. `gate_bytes`: those of
+    the activation for each of its numbers.
     """
     shape, rows = training.shape, expert_rows(training)
     tokens = own_tokens(training)
-    moved = 2 * 2 * shape.hidden * (tokens + rows) + (0 if sorts_once(training) else 8 * shape.hidden * rows)
+    own = tokens * (shape.experts_per_token or 1)
+    moved = 2 * 2 * shape.hidden * (tokens + own) + (0 if sorts_once(training) else 8 * shape.hidden * rows)
     router = float(VALUES["experts.router_bytes"]) * tokens * (shape.experts or 0)
     width = kind.routed[-1].columns_on(training.expert_tp)
-    return moved + router + rows * gate_bytes * width
+    padded = 8 * shape.hidden * rows if training.matmul != "none" else 0.0
+    return moved + padded + router + rows * gate_bytes * width + _bias_bytes(training, kind)
+
+
+def _bias_bytes(training: Training, kind: LayerKind) -> float:
+    """Bytes moved to add the biases of the experts' outputs, each times its token's probability, expert by expert: the
+    product and the sum in fp32, joined and cast, write 4 + 4 + 4 + 2 bytes and read 2 + 4 + 4 + 4 (Megatron-LM,
+    megatron/core/transformer/moe/experts.py, TEGroupedMLP._apply_bias)."""
+    last = kind.routed[-1]
+    return 28.0 * expert_rows(training) * last.rows_on(training.expert_tp) if last.bias else 0.0
 
 
 def exchange_s(training: Training, links: Links) -> float:
     """Seconds per expert layer and micro-batch in which tokens are sent to their experts and results back, forward and
-    backward and in recomputation; and in which etp ranks gather and sum up each expert's rows.
+    backward and in recomputation; and in which etp ranks gather and sum up each expert's rows. Without overlap.
 
     `ep_outside_dp`: every rank has the tokens already, and the ranks' results are summed up.
     """
@@ -104,24 +116,25 @@ def exchange_s(training: Training, links: Links) -> float:
     elif ep > 1:
         takes = 2 * links.exchange_s(worst_load(training) * size, ep, etp, *copies_sent(training, links))
     takes += 2 * links.ring_s(2 * expert_rows(training) * shape.hidden, etp)
-    shown = VALUES["overlap.ep"] if training.ep_overlap else 1.0
-    return float(shown * takes * (3 if training.recompute == "full" else 2))
+    return float(takes * (3 if training.recompute == "full" else 2))
 
 
 def copies_sent(training: Training, links: Links) -> tuple[float, float]:
     """Returns (copies of a token that leave its rank for its own node, copies that leave its node), on average.
 
-    A token's k experts are on any of ep ranks alike. NCCL's all-to-all sends a copy for each of them. Others, and one
-    that is not stated, send one copy to each other node that has some of them, (n - 1) (1 - (1 - 1/n)^k) of n
+    A token's k experts are on any of ep ranks alike. NCCL's all-to-all sends a copy for each of them. Others send one
+    copy to each other node that has some of them, (n - 1) (1 - (1 - 1/n)^k) of n
     nodes, and to no more nodes than groups_per_token of the experts' groups span; a node's GPUs share it by NVLink
-    (DeepEP's README; DeepSeek-V3, arXiv:2412.19437, section 3.2.2).
+    (DeepEP's README; DeepSeek-V3, arXiv:2412.19437, section 3.2.2). If none is stated, a model whose tokens go to few
+    groups has such a dispatcher, as an all-to-all gains nothing by them; any other has Megatron-LM's all-to-all.
     """
     shape, ep = training.shape, training.ep
     chosen = shape.experts_per_token or 0
     inside = max(1, min(ep, links.per_node // training.expert_tp))
     nodes = max(1.0, ep / inside)
     leaving = chosen * (1 - 1 / nodes)
-    if training.dispatcher == "alltoall" or nodes == 1:
+    stated = training.dispatcher or ("deepep" if shape.groups_per_token else "alltoall")
+    if stated == "alltoall" or nodes == 1:
         return chosen * (inside - 1) / ep, leaving
     reached = nodes * (1 - (1 - 1 / nodes) ** chosen)
     if shape.expert_groups and shape.groups_per_token:
@@ -129,21 +142,23 @@ def copies_sent(training: Training, links: Links) -> tuple[float, float]:
     return chosen * (inside - 1) / inside, min(leaving, reached * (1 - 1 / nodes))
 
 
-def launching_s(training: Training, host_s: float) -> tuple[float, float]:
-    """Returns (seconds in which the host launches what an expert layer has in addition to attention and norms, in all
-    passes; the part for which the GPU waits, whatever it has to do).
+def launching_s(training: Training, host_s: float) -> float:
+    """Seconds in which the host launches what an expert layer has in addition to attention and norms, in one pass.
 
-    Router, permutation and dispatch are so many passes; each expert has its own products, and in 8 or 4 bits its own
-    casts. Unless tokens over an expert's capacity are dropped, the host must know how many rows each expert gets: it
-    waits for the router and launches the experts on an idle GPU, if that has no other micro-batch to compute.
+    Router, permutation and dispatch are so many passes over a dense layer; each expert has its own products, and in 8
+    or 4 bits its own casts.
     """
     graphs = training.cuda_graphs
     if "full" in graphs:
-        return 0.0, 0.0
+        return 0.0
     fixed = float(VALUES["experts.launches"]) * (0.5 if "moe_router" in graphs else 1.0)
     each = float(VALUES["experts.each_cast" if training.matmul != "none" else "experts.each"])
     if not training.dropless:  # experts of equal size are one product
         each /= local_experts(training)
-    takes = host_s * (3 if training.recompute == "full" else 2) * (fixed + each * local_experts(training))
-    waits = training.dropless and not training.ep_overlap
-    return takes, takes * float(VALUES["experts.idle"]) if waits else 0.0
+    return host_s * (fixed + each * local_experts(training))
+
+
+def waits_for_router(training: Training) -> bool:
+    """Whether the host, before it launches the experts of a layer, must know how many rows each of them gets, and has
+    no other micro-batch to launch meanwhile: then the GPU is idle when it comes to them."""
+    return training.dropless and not training.ep_overlap and "full" not in training.cuda_graphs

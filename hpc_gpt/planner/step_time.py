@@ -73,6 +73,7 @@ class LayerTime:
     backward_s: float
     again_s: float
     core_s: float  # attention's core, part of the others
+    routed_s: float = 0.0  # router, permutation and experts, part of `forward_s`
 
 
 def predict_step(training: Training, machine: Machine, constants: Constants = DEFAULT, ranged: bool = True) -> StepTime:
@@ -155,27 +156,46 @@ class _StepModel:
         constants, layer = self.constants, layer_time(training, rates, kind)
         tensor, context = self._tensor_parallel_s(training, kind), self._context_parallel_s(training, layer)
         exchange = experts.exchange_s(training, self.links) if kind.routed else 0.0
+        if training.ep_overlap:  # beside the passes of another micro-batch
+            exchange = self._shown_s(exchange, layer.forward_s + layer.backward_s)
         busy = layer.forward_s + layer.backward_s + layer.again_s + tensor + context + exchange
-        # The host launches forward, backward and recomputation. If it is slower than the GPU, the GPU waits.
-        launching = constants.host_s * (3 if training.recompute == "full" else 2)
+        waited = self._waited_s(training, kind, layer, busy, exchange)
+        gathers = self._gathers_s(training, number, busy)
+        return _Layer(busy + waited + gathers, layer.forward_s, layer.backward_s, layer.again_s, tensor, context,
+                      exchange, waited, gathers)  # fmt: skip
+
+    def _waited_s(
+        self, training: Training, kind: LayerKind, layer: LayerTime, busy: float, exchange: float
+    ) -> float:
+        """Seconds per layer in which the GPU waits for the host, which launches forward, backward and recomputation.
+
+        The host may be ahead of the GPU by as much as the GPU has to do. Where it waits for each router, it is not: in a
+        forward pass the experts take the longer one's time, and what follows them starts when it is launched.
+        """
+        passes, host_s = 3 if training.recompute == "full" else 2, self.constants.host_s
+        launching = host_s
         if training.compiled:
             launching *= _COMPILED_LAUNCHES
         elif training.tp > 1 and states_of(training).splits_by_dtensor:
             launching *= VALUES["host.dtensor"]
+        if training.cuda_graphs:
+            launching *= 0.0 if "full" in training.cuda_graphs else 0.5 if "attn" in training.cuda_graphs else 1.0
+        gathers = 0.0
         # In a pipeline, weights stay gathered.
         if states_of(training).is_pytorchs and engine_of(training).sharding(training) == 3 and training.pp == 1:
             together = VALUES["host.gathered"] * (1 - 1 / engine_of(training).blocks_gathered(training))
-            launching += constants.host_s * VALUES["host.sharding"] * (1 - together)
-        idle = 0.0
-        if training.cuda_graphs:
-            launching *= 0.0 if "full" in training.cuda_graphs else 0.5 if "attn" in training.cuda_graphs else 1.0
-        if kind.routed:
-            more, idle = experts.launching_s(training, constants.host_s)
-            launching += more
-        waited = max(idle, launching - busy)
-        gathers = self._gathers_s(training, number, busy)
-        return _Layer(busy + waited + gathers, layer.forward_s, layer.backward_s, layer.again_s, tensor, context,
-                      exchange, waited, gathers)  # fmt: skip
+            gathers = host_s * VALUES["host.sharding"] * (1 - together)
+        if not kind.routed:
+            return max(0.0, passes * launching + gathers - busy)
+        routed = experts.launching_s(training, host_s)
+        if not experts.waits_for_router(training):
+            return max(0.0, passes * (launching + routed) + gathers - busy)
+        forward = busy * layer.forward_s / (layer.forward_s + layer.backward_s + layer.again_s)
+        on_gpu = layer.routed_s + exchange / passes
+        late = max(routed, on_gpu) - on_gpu
+        ahead = max(late, routed + launching - forward)
+        backward = launching + routed + gathers - (busy - (passes - 1) * forward)
+        return (passes - 1) * ahead + max(0.0, backward)
 
     def _tensor_parallel_s(self, training: Training, kind: LayerKind) -> float:
         """Seconds per layer of its all-reduces of T h two-byte values: two forward, two backward, two in recomputation.
@@ -379,9 +399,14 @@ def layer_time(training: Training, rates: Rates, kind: LayerKind | None = None) 
     passes = tokens * _pass_bytes(training, kind) / rates.bytes
     # Gradients of weights are added to their sums.
     weights = weights_on(training, kind)
+    routed = 0.0
     if kind.routed:
-        products += experts.expert_products_s(training, rates, kind)
-        passes += experts.expert_pass_bytes(training, kind, _gate_bytes(training)) / rates.bytes
+        of_experts = experts.expert_products_s(training, rates, kind)
+        products += of_experts
+        # Several experts' products run at once, in streams of their own: while one writes its sums, others multiply.
+        weights -= experts.expert_weights(training, kind)
+        sorting = experts.expert_pass_bytes(training, kind, _gate_bytes(training)) / rates.bytes
+        passes, routed = passes + sorting, of_experts + sorting
     weights = weights * (4 if training.grad_sum in _HALF else 8) / rates.bytes
     cast, cast_back = _casts_s(training, rates, kind)
     forward = products + passes + core + cast
@@ -395,7 +420,7 @@ def layer_time(training: Training, rates: Rates, kind: LayerKind | None = None) 
     elif training.cp > 1 and training.cp_exchange == "keys" and _is_ours(training):
         again = core  # so that no rank keeps the whole keys and values
     backward = 2 * products + 2 * passes + core_back + weights + cast_back - spared
-    return LayerTime(forward, backward, again, core + core_back)
+    return LayerTime(forward, backward, again, core + core_back, routed)
 
 
 def _spared_bytes(training: Training) -> float:

@@ -236,7 +236,7 @@ def stack_of(row: Fields, *, dtype: str, tp: int, pp: int) -> Stack:
     zero, deepspeed = row.zero_stage, "deepspeed" in cited
     if zero is None and (named := _ZERO.search(text)):
         zero = int(named[1])
-    fsdp = bool(_FSDP.search(cited) or row.sharding) or row.fsdp > 1
+    fsdp = bool(_FSDP.search(cited) or row.sharding or row.fsdp)
     if fsdp:
         zero = _zero_of_sharding(row.sharding, zero)
     zero = zero or 0

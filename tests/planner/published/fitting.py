@@ -28,7 +28,7 @@ FITTED = {
 # The same of mixtures of experts; the constants above stay as they are.
 FITTED_MIXTURES = {
     "experts.worst_load": 1.05, "experts.largest_load": 4.5, "experts.router_bytes": 30.0, "experts.launches": 1.0,
-    "experts.each": 0.13, "experts.each_cast": 0.14, "experts.idle": 0.3, "overlap.ep": 0.2,
+    "experts.each": 0.13, "experts.each_cast": 0.14,
 }  # fmt: skip
 _SPREAD, _NOISE, _TAIL, _ROUNDS, _DIFFERENCE = 0.3, 0.06, 2.0, 8, 1e-3
 _LESS = {"nanotron-svg": 0.15, "bigscience-gpt2-head": 0.15}

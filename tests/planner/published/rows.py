@@ -189,7 +189,8 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
     if recompute is None:
         assumed.append("recompute none")
     micro_batch, micro_batches, global_batch = _batch(row, layout, assumed)
-    splits_sequence = kind.sequence_parallel and layout.tp > 1
+    # Megatron-Core refuses to train a mixture over tp without it (megatron/core/transformer/moe/moe_layer.py).
+    splits_sequence = (kind.sequence_parallel or shape.is_mixture) and layout.tp > 1
     training = Training(
         shape,
         tp=layout.tp,
