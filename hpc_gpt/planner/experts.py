@@ -76,8 +76,8 @@ def expert_pass_bytes(training: Training, kind: LayerKind, gate_bytes: float) ->
 
     A permutation reads T rows and writes k T, its inverse the opposite; rows that were sent are sorted once more where
     they arrive, and back. Products in 8 or 4 bits take whole blocks of rows: they are copied to padded ones, and back
-    (Megatron-LM, TEGroupedMLP.quantization_padding). The router makes logits, probabilities and a map of T x E, in fp32. `gate_bytes`: those of
-    the activation for each of its numbers.
+    (Megatron-LM, TEGroupedMLP.quantization_padding). The router makes logits, probabilities and a map of T x E, in
+    fp32. `gate_bytes`: those of the activation for each of its numbers.
     """
     shape, rows = training.shape, expert_rows(training)
     tokens = own_tokens(training)
@@ -119,22 +119,26 @@ def exchange_s(training: Training, links: Links) -> float:
     return float(takes * (3 if training.recompute == "full" else 2))
 
 
+def dispatcher_of(training: Training) -> str:
+    """The stated dispatcher. If none is, a model whose tokens go to few groups of experts has one that sends a copy to
+    each node, as an all-to-all gains nothing by groups; any other has the all-to-all."""
+    return training.dispatcher or ("a copy to each node" if training.shape.groups_per_token else "alltoall")
+
+
 def copies_sent(training: Training, links: Links) -> tuple[float, float]:
     """Returns (copies of a token that leave its rank for its own node, copies that leave its node), on average.
 
     A token's k experts are on any of ep ranks alike. NCCL's all-to-all sends a copy for each of them. Others send one
     copy to each other node that has some of them, (n - 1) (1 - (1 - 1/n)^k) of n
     nodes, and to no more nodes than groups_per_token of the experts' groups span; a node's GPUs share it by NVLink
-    (DeepEP's README; DeepSeek-V3, arXiv:2412.19437, section 3.2.2). If none is stated, a model whose tokens go to few
-    groups has such a dispatcher, as an all-to-all gains nothing by them; any other has Megatron-LM's all-to-all.
+    (DeepEP's README; DeepSeek-V3, arXiv:2412.19437, section 3.2.2).
     """
     shape, ep = training.shape, training.ep
     chosen = shape.experts_per_token or 0
     inside = max(1, min(ep, links.per_node // training.expert_tp))
     nodes = max(1.0, ep / inside)
     leaving = chosen * (1 - 1 / nodes)
-    stated = training.dispatcher or ("deepep" if shape.groups_per_token else "alltoall")
-    if stated == "alltoall" or nodes == 1:
+    if dispatcher_of(training) == "alltoall" or nodes == 1:
         return chosen * (inside - 1) / ep, leaving
     reached = nodes * (1 - (1 - 1 / nodes) ** chosen)
     if shape.expert_groups and shape.groups_per_token:

@@ -179,14 +179,17 @@ def _experts(run: Training, machine: Machine) -> Iterator[str]:
             f"{kept:.2g} copies of a token go to its node, {leaving:.2g} to others"
         )  # fmt: skip
         hidden = ", beside another micro-batch's passes" if run.ep_overlap else ""
-        name = run.dispatcher or "a copy to each node"
-        yield f"dispatch     {name}, {where}: {what}; {1e3 * seconds:.3g} ms a layer and micro-batch{hidden}"
+        yield (
+            f"dispatch     {experts.dispatcher_of(run)}, {where}: {what}; {1e3 * seconds:.3g} ms a layer and "
+            f"micro-batch{hidden}"
+        )
     again = 1 if experts.sorts_once(run) else 2
     yield f"permutation  {again} before and {again} after the experts, and a router of {shape.hidden} x {shape.experts}"
-    launching, idle = experts.launching_s(run, DEFAULT.host_s)
+    waits = ", which waits for the router" if experts.waits_for_router(run) else ""
+    launching_ms = 1e3 * experts.launching_s(run, DEFAULT.host_s)
     yield (
-        f"launches     {1e3 * launching:.3g} ms of the host a layer and micro-batch for router, dispatch and {local:g} "
-        f"experts; {1e3 * idle:.2g} ms of it on an idle GPU"
+        f"launches     {launching_ms:.3g} ms of the host a layer and pass for router, dispatch and {local:g} "
+        f"experts{waits}"
     )
     if engine_of(run).sharding(run) >= 3 and run.expert_replicas > 1:
         gathered = 2 * run.params_of_kinds[-1][1] / 1e9

@@ -62,22 +62,18 @@ def largest_matrix(shape: ModelShape, tp: int) -> float:
 
 
 def layers_of_stages(training: Training) -> tuple[int, ...]:
-    """The number of transformer layers of every stage, over all its chunks. A layer for later tokens and each head
-    that it adds take a layer's place on the last stage, and so does then the first head (Megatron-Bridge,
-    deepseek_v3.py: 61 layers over 16 stages are 15 x 4 and 1 with those three)."""
-    pp, later = training.pp, training.shape.mtp_layers
-    edges = (0, 0) if pp == 1 else (1, 1) if training.edges_as_layers else (0, 2 * later + 1 if later else 0)
-    return training.stage_layers or _even(training.shape.layers, pp, *edges)
+    """The number of transformer layers of every stage, over all its chunks."""
+    edges = training.edges_as_layers and training.pp > 1
+    return training.stage_layers or _even(training.shape.layers, training.pp, edges)
 
 
 @lru_cache(maxsize=1024)
-def _even(layers: int, pp: int, before: int, after: int) -> tuple[int, ...]:
-    """Layers per stage, as even as possible. `before`, `after`: places of layers that the embedding takes, and what
-    follows the last layer."""
-    stages = list(stage_layers(layers + before + after, pp))
-    stages[0] -= before
-    stages[-1] -= after
-    return tuple(stages) if min(stages) > 0 else tuple(stage_layers(layers, pp))
+def _even(layers: int, pp: int, edges: bool) -> tuple[int, ...]:
+    """Layers per stage, as even as possible. `edges`: embedding and head take the place of a layer each."""
+    if not edges:
+        return tuple(stage_layers(layers, pp))
+    first, *middle, last = stage_layers(layers + 2, pp)
+    return (first - 1, *middle, last - 1)
 
 
 def kinds_of_stages(training: Training) -> tuple[tuple[int, ...], ...]:

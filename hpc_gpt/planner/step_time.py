@@ -153,7 +153,7 @@ class _StepModel:
     def _layer(self, training: Training, rates: Rates, number: int) -> "_Layer":
         """The parts of one layer of the kind with this number, for one micro-batch."""
         kind = training.shape.kinds[number]
-        constants, layer = self.constants, layer_time(training, rates, kind)
+        layer = layer_time(training, rates, kind)
         tensor, context = self._tensor_parallel_s(training, kind), self._context_parallel_s(training, layer)
         exchange = experts.exchange_s(training, self.links) if kind.routed else 0.0
         if training.ep_overlap:  # beside the passes of another micro-batch
@@ -164,13 +164,11 @@ class _StepModel:
         return _Layer(busy + waited + gathers, layer.forward_s, layer.backward_s, layer.again_s, tensor, context,
                       exchange, waited, gathers)  # fmt: skip
 
-    def _waited_s(
-        self, training: Training, kind: LayerKind, layer: LayerTime, busy: float, exchange: float
-    ) -> float:
+    def _waited_s(self, training: Training, kind: LayerKind, layer: LayerTime, busy: float, exchange: float) -> float:
         """Seconds per layer in which the GPU waits for the host, which launches forward, backward and recomputation.
 
-        The host may be ahead of the GPU by as much as the GPU has to do. Where it waits for each router, it is not: in a
-        forward pass the experts take the longer one's time, and what follows them starts when it is launched.
+        The host may be ahead of the GPU by as much as the GPU has to do. Where it waits for each router, it is not: in
+        a forward pass the experts take the longer one's time, and what follows them starts when it is launched.
         """
         passes, host_s = 3 if training.recompute == "full" else 2, self.constants.host_s
         launching = host_s
@@ -274,8 +272,8 @@ class _StepModel:
         takes = self._over_replicas_s(training, params, of_experts, gathered + reduced, self.links.reduction_b_s)
         if one_by_one:
             return float(takes * VALUES["host.per_parameter_cost"] + VALUES["host.per_parameter_s"])
-        if of_experts and training.dropless:  # the host, which waits for each router, cannot gather ahead
-            return takes
+        if of_experts and training.dropless and states_of(training).is_pytorchs:
+            return takes  # its hooks gather when the host comes to them, and the host waits for each router
         return self._shown_s(takes, busy)
 
     def _over_replicas_s(
@@ -499,12 +497,12 @@ def _attention(training: Training, rates: Rates, tokens: float) -> tuple[float, 
     if training.flash:
         # Causality leaves half of it; backward has five products, forward two (Dao 2022, arXiv:2205.14135). In short
         # sequences more of the work is on the diagonal, which is half masked. With heads of 64 the matrix units wait
-        # for exponentials.
+        # for exponentials, of which there are as many as with heads of 128.
         length = shape.seq / (training.cp if training.cp_exchange != "heads" else 1)
         half = flops / 2 * (1 + VALUES["attention.ramp"] / length)
         narrow = head < 128
-        forward = half / rates.forward / (VALUES["attention.narrow_forward"] if narrow else 1.0)
-        backward = 2.5 * half / rates.backward / (VALUES["attention.narrow_backward"] if narrow else 1.0)
+        forward = half / rates.forward / (rates.narrow[0] if narrow else 1.0)
+        backward = 2.5 * half / rates.backward / (rates.narrow[1] if narrow else 1.0)
         # A ring adds the output for each other rank's keys to a sum, and in the backward pass its gradients.
         others = training.cp - 1 if training.cp_exchange == "ring" else 0
         moved = VALUES[f"ring.{'operators' if states_of(training).is_pytorchs else 'kernels'}"]

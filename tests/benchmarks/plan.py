@@ -125,7 +125,13 @@ def _fitted(rows: list[PublishedRow], held: Mapping[str, float]) -> None:
     """Prints the constants of `held` as fitted to the rows, and the errors with the table's, with these, and with those
     that are fitted without each source, and without each release."""
     found = fit_table(rows, held)
-    print("\n".join(f"{name:<32} {VALUES[name]:g} {math.exp(found[name]):g}" for name in found if not isinstance(VALUES[name], list)))
+    print(
+        "\n".join(
+            f"{name:<32} {VALUES[name]:g} {math.exp(found[name]):g}"
+            for name in found
+            if not isinstance(VALUES[name], list)
+        )
+    )
     for part in (by_source, by_release):
         before, crossed = time_errors(rows, part), fitted_without(rows, held, part)
         with constants_set(found):

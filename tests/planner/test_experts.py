@@ -11,10 +11,11 @@ from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.planner import experts
 from hpc_gpt.planner.constants import VALUES
 from hpc_gpt.planner.links import Links
-from hpc_gpt.planner.machine import DEFAULT
+from hpc_gpt.planner.machine import DEFAULT, Rates
 from hpc_gpt.planner.memory import kinds_of_stages, predict_memory, stage_expert_params, stage_params
 from hpc_gpt.planner.question import Question
 from hpc_gpt.planner.search import search
+from hpc_gpt.planner.step_time import _StepModel
 from hpc_gpt.planner.table import other_ep_text
 from tests.planner.machines import machine_named
 
@@ -76,11 +77,52 @@ def test_the_host_launches_each_expert_of_a_rank():
         return experts.launching_s(replace(BALANCED, **changes), 1e-3)
 
     few, many = launching(ep=16), launching(ep=1)
-    assert many[0] - few[0] == pytest.approx(2e-3 * VALUES["experts.each"] * 120)
-    assert few[1] == pytest.approx(VALUES["experts.idle"] * few[0])
-    assert launching(ep_overlap=True)[1] == launching(dropless=False)[1] == 0
-    assert launching(cuda_graphs=("full",)) == (0, 0)
-    assert launching(cuda_graphs=("moe_router",))[0] < few[0] < launching(matmul="fp8-tensor")[0]
+    assert many - few == pytest.approx(1e-3 * VALUES["experts.each"] * 120)
+    assert launching(cuda_graphs=("full",)) == 0
+    assert launching(cuda_graphs=("moe_router",)) < few < launching(matmul="fp8-tensor")
+
+
+def waited(**changes):
+    """Seconds of an expert layer in which the GPU waits for the host."""
+    run, model = replace(BALANCED, **changes), _StepModel(H100, DEFAULT)
+    return model._layer(run, Rates(H100, DEFAULT, run), 0).waited
+
+
+def test_a_gpu_waits_where_the_host_waits_for_a_router():
+    """The more experts a rank has, and the fewer rows they have, the longer."""
+    few = {"ep": 2, "micro_batch": 2}  # 64 experts on a rank
+    assert 0 < waited(**few) < waited(ep=1, micro_batch=2)
+    assert waited(ep=2, micro_batch=4) < waited(**few)
+    assert waited(**few, cuda_graphs=("full",)) == waited(ep=16, micro_batch=8) == 0
+    ahead = [replace(BALANCED, **each) for each in ({"ep_overlap": True}, {"dropless": False})]
+    assert [experts.waits_for_router(run) for run in (BALANCED, *ahead)] == [True, False, False]
+
+
+def test_an_overlapped_exchange_hides_no_longer_than_the_passes_take():
+    def exchange(**changes):
+        run, model = replace(BALANCED, **changes), _StepModel(H100, DEFAULT)
+        layer = model._layer(run, Rates(H100, DEFAULT, run), 0)
+        return layer.exchange, layer.forward_s + layer.backward_s
+
+    for changes in ({"ep": 2}, {"dp": 128, "ep": 128, "dispatcher": "alltoall"}):
+        (shown, _), (takes, passes) = exchange(**changes, ep_overlap=True), exchange(**changes)
+        assert shown == pytest.approx(max(0, takes - passes) + DEFAULT.exposed * min(takes, passes))
+        assert shown < takes
+
+
+def test_rows_are_sorted_padded_and_biased():
+    def moved(shape=QWEN, **changes):
+        return experts.expert_pass_bytes(replace(BALANCED, shape=shape, **changes), shape.kinds[-1], 6)
+
+    tokens, rows = BALANCED.tokens, 8 * BALANCED.tokens
+    assert moved(dispatcher="alltoall") - moved(dispatcher="deepep") == pytest.approx(8 * QWEN.hidden * rows)
+    assert moved(matmul="mxfp8") - moved() == pytest.approx(8 * QWEN.hidden * rows)
+    assert moved(replace(QWEN, bias="all")) - moved() == pytest.approx(28 * QWEN.hidden * rows)
+    # Ranks that share an expert send their own rows, and sort nothing that arrives if it is for one expert.
+    one = {"dp": 128, "tp": 4, "ep": 128, "dispatcher": "alltoall", "sequence_parallel": True}
+    less = moved(**one, etp=1) - 6 * 768 * rows / 4
+    assert moved(**one, etp=4) - 6 * 768 / 4 * rows == pytest.approx(less)
+    assert less == pytest.approx((4 * QWEN.hidden * 9 + VALUES["experts.router_bytes"] * 128) * tokens / 4)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +138,15 @@ def test_an_ep_that_does_not_divide_is_refused(changes, message):
         replace(BALANCED, **changes)
 
 
-TRAITS = {"megatron-lm": {"flash": True, "fused_loss": "kernel", "grad_sum": "bf16", "routing": "forced balance"}}
+TRAITS = {
+    "megatron-lm": {
+        "flash": True,
+        "fused_loss": "kernel",
+        "grad_sum": "bf16",
+        "routing": "forced balance",
+        "dispatcher": "hybridep",
+    }
+}
 
 
 def asked(shape, gpus, batch, machine=H100, **fixed):

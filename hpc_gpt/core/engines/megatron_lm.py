@@ -28,6 +28,10 @@ from hpc_gpt.core.settings.services import Plan
 from hpc_gpt.core.settings.shape_split import context_fault, split_fault
 from hpc_gpt.core.settings.sized import Sized
 
+# Releases that train mixtures of experts write the softmax over the fp32 copy, and the gradient over the softmax
+# (megatron/core/tensor_parallel/cross_entropy.py).
+LOGIT_IN_PLACE = 6.0
+
 
 class MegatronLm(EngineFacts):
     order, plan_order = 60, 50
@@ -263,7 +267,9 @@ class MegatronLm(EngineFacts):
         """2 + 4 + 4 for the logits in 16 bits, in fp32, and the softmax (planner README, closed form 4)."""
         if training.fused_loss in LOGIT_BYTES:
             return LOGIT_BYTES[training.fused_loss]
-        return 16.0 if training.dtype == "fp32" else 10.0
+        if training.dtype == "fp32":
+            return 16.0
+        return LOGIT_IN_PLACE if training.shape.is_mixture else 10.0
 
     def reduced_bytes(self, training: Training) -> float:
         summed = training.grad_sum or ("fp32" if training.dtype == "bf16" else "fp16")

@@ -3,6 +3,7 @@
 `KINDS` has the habits by our engine's name, `PROGRAMS` how they hold their states, by a name for the tests.
 """
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ from hpc_gpt.core.engines.base.ds_config import PREFETCH_ELEMENTS
 from hpc_gpt.core.engines.base.training import LOGIT_BYTES, StateBytes, States, Training, zero_states
 from hpc_gpt.core.engines.ddp import Ddp
 from hpc_gpt.core.engines.fsdp import Fsdp
-from hpc_gpt.core.engines.megatron_lm import one_gradient_buffer
+from hpc_gpt.core.engines.megatron_lm import LOGIT_IN_PLACE, one_gradient_buffer
 
 # reduce_bucket_size and allgather_bucket_size by DeepSpeed's default.
 BUCKET_ELEMENTS = 5e8
@@ -99,6 +100,10 @@ class Megatron(Program):
 
     def state_bytes(self, training: Training) -> StateBytes:
         return one_gradient_buffer(training)
+
+    def logit_bytes(self, training: Training) -> float:
+        at_most = LOGIT_IN_PLACE if training.shape.is_mixture and training.fused_loss is None else math.inf
+        return min(at_most, super().logit_bytes(training))
 
 
 class Nanotron(Megatron):

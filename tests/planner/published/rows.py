@@ -227,7 +227,9 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         assumed.append("global_bs from the pipeline's depth: the time is not compared")
         published = replace(published, step_s=None)
     counts = None if published.noisy else published.step_s
-    return PublishedRow(name, training, machine, counts, source, cluster, row.fabric, published, tuple(assumed), row.container)
+    return PublishedRow(
+        name, training, machine, counts, source, cluster, row.fabric, published, tuple(assumed), row.container
+    )
 
 
 def _traits(row: Fields, kind: Kind) -> dict[str, Any]:
@@ -337,6 +339,8 @@ def _stage_layers(row: Fields, pp: int) -> tuple[int, ...] | None:
     given, layers = row.partition, row.layers
     if pp < 2 or pp > layers:
         return None
+    if row.mtp_layers and given is None:
+        return _with_later_tokens(layers, pp, row.mtp_layers)
     if isinstance(given, (list, tuple)):
         if not (len(given) == pp and sum(given) == layers and min(given) > 0):
             raise Unusable(f"partition is {shown(given)}, but must be {pp} numbers that sum up to layers {layers}")
@@ -348,6 +352,14 @@ def _stage_layers(row: Fields, pp: int) -> tuple[int, ...] | None:
         return None
     first, *middle, last = stage_layers(layers + 2, pp)
     stages = (first - 1, *middle, last - 1)
+    return stages if min(stages) > 0 else None
+
+
+def _with_later_tokens(layers: int, pp: int, later: int) -> tuple[int, ...] | None:
+    """Layers of each stage if those for later tokens and each head take a layer's place on the last (Megatron-Bridge,
+    recipes/deepseek: 61 layers over 16 stages are 15 x 4, and 1 with one such layer and two heads)."""
+    *others, last = stage_layers(layers + 2 * later + 1, pp)
+    stages = (*others, last - 2 * later - 1)
     return stages if min(stages) > 0 else None
 
 
