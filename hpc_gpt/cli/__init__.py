@@ -114,10 +114,9 @@ class VerbGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] == "version":
             _version(ctx, self.params[0], True)
-        if args and (fault := gone_fault(args[0])):
-            raise UserError(*fault)
         if args and args[0] not in verbs() and not args[0].startswith("-"):
-            raise UserError(f"no verb {args[0]!r}", near_verb(args[0]) or f"verbs: {', '.join(verbs())}")
+            none = f"no verb {args[0]!r}", near_verb(args[0]) or f"verbs: {', '.join(verbs())}"
+            raise UserError(*(gone_fault(args[0]) or none))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -108,10 +108,13 @@ def on_command_line(ctx: click.Context) -> list[click.Parameter]:
 
 def check_together(ctx: click.Context) -> None:
     """Raises ConfigError with every rule of the table that the command line breaks."""
+    on_line, messages, hints = on_command_line(ctx), list[str](), dict[str, None]()
+    with_rules = [each for each in on_line if isinstance(each, Option) and each.rules]
+    if not with_rules:
+        return
     known = {name: option_name(each) for each in ctx.command.params for name in (*each.opts, option_name(each))}
-    given = {name: known[name] for each in on_command_line(ctx) for name in (*each.opts, option_name(each))}
-    messages, hints = list[str](), dict[str, None]()
-    for option in [each for each in on_command_line(ctx) if isinstance(each, Option)]:
+    given = {name: known[name] for each in on_line for name in (*each.opts, option_name(each))}
+    for option in with_rules:
         for rule in option.rules:
             names = known if rule.needed else given
             others = [names[flag] for flag in rule.flags if flag in names]

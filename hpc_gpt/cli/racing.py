@@ -1,6 +1,7 @@
 """`hpc-gpt submit --race`: measures rows in turns, in one job or on this machine."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import click
 
@@ -12,6 +13,7 @@ from hpc_gpt.cli.submit_answer import (
     print_start,
     print_submitted,
     submitted_part,
+    with_interrupts,
     would_run,
 )
 from hpc_gpt.core.errors import ConfigError, JobFailed
@@ -44,7 +46,7 @@ def submit_race(request: Request, sizes: Mapping[str, int | None], options: Subm
     print_lines(prepared.lines)
     submitted = queue_race(prepared, logs)
     yield submitted_part(submitted, options.wait)
-    interrupts = print_submitted(submitted, options.wait)
+    interrupts = with_interrupts(partial(print_submitted, submitted, options.wait), options.wait)
     if options.wait:
         failed = None
         try:

@@ -102,21 +102,28 @@ def check_variables(ctx: click.Context) -> None:
     that names an unknown profile or experiment, since it may explain an error."""
     from hpc_gpt.core.slurm.environment import OWN_VARIABLES
 
-    known_names = {name.removeprefix(PREFIX) for name in OWN_VARIABLES}  # the common prefix would make all alike
-    left = {name.removeprefix(PREFIX): text for name, text in sorted(os.environ.items()) if name.startswith(PREFIX)}
-    options = [parameter for parameter in ctx.command.params if isinstance(parameter, click.Option)]
-    meant = {name: option_name(option) for option in options for name in variables_of(option)}
-    for name in [name for name, text in left.items() if text and name not in known_names]:
-        if gone := gone_fault(f"{ctx.command.name} --{name.lower().replace('_', '-')}"):
-            raise ConfigError(f"{PREFIX}{name}: {gone[0]}", gone[1])
-        nearest = difflib.get_close_matches(name, sorted(known_names), n=1)
-        hint = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "hpc-gpt submit --help lists the options"
-        hint = f"use {meant[name]}" if name in meant else hint
-        say(f"nothing reads the variable {PREFIX}{ascii(name)[1:-1]}; {hint}", err=True)
+    for name, text in sorted(os.environ.items()):
+        if name.startswith(PREFIX) and text and name not in OWN_VARIABLES:
+            _say_unread(ctx, name.removeprefix(PREFIX))
     for parameter in ctx.command.params:
         name, by = str(parameter.name), ctx.get_parameter_source(str(parameter.name))
         if by is click.core.ParameterSource.ENVIRONMENT and not _is_found(name, ctx.params[name]):
             say(f"from the environment: {parameter.envvar}={os.environ[str(parameter.envvar)]}", err=True)
+
+
+def _say_unread(ctx: click.Context, name: str) -> None:
+    """Prints that nothing reads a variable, by its name without the prefix, and what may be meant."""
+    from hpc_gpt.core.slurm.environment import OWN_VARIABLES
+
+    if gone := gone_fault(f"{ctx.command.name} --{name.lower().replace('_', '-')}"):
+        raise ConfigError(f"{PREFIX}{name}: {gone[0]}", gone[1])
+    options = [parameter for parameter in ctx.command.params if isinstance(parameter, click.Option)]
+    meant = {of_option: option_name(option) for option in options for of_option in variables_of(option)}
+    # The common prefix would make all alike.
+    nearest = difflib.get_close_matches(name, sorted(known.removeprefix(PREFIX) for known in OWN_VARIABLES), n=1)
+    hint = f"did you mean {PREFIX}{nearest[0]}?" if nearest else "hpc-gpt submit --help lists the options"
+    hint = f"use {meant[name]}" if name in meant else hint
+    say(f"nothing reads the variable {PREFIX}{ascii(name)[1:-1]}; {hint}", err=True)
 
 
 def variables_of(option: click.Option) -> list[str]:

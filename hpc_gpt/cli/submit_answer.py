@@ -79,9 +79,9 @@ def answered_run(
 
 def submitted_part(submitted: SubmittedRun, followed: bool) -> AnsweredRun:
     """The part of an answer on a submitted run and its job, as `answered_run` makes it."""
-    run = submitted.run
+    jobs, waits = submitted.jobs, submitted.waits
     return answered_run(
-        run, run.resolved(), submitted.job_id, jobs=submitted.jobs, waits=submitted.waits, followed=followed
+        submitted.run, submitted.resolved, submitted.job_id, jobs=jobs, waits=waits, followed=followed
     )
 
 
@@ -161,16 +161,12 @@ def on_cluster(run: RunFolder) -> str:
     return f" on cluster {cluster}" if (cluster := run.slurm_cluster()) else ""
 
 
-def print_submitted(submitted: SubmittedRun, wait: bool) -> int:
-    """Prints a run's job. Returns how often Ctrl-C came meanwhile, as `with_interrupts`."""
-    return with_interrupts(lambda: _print_job(submitted, wait), wait)
-
-
-def _print_job(submitted: SubmittedRun, wait: bool) -> None:
-    run, job_id, on_slurm = submitted.run, submitted.job_id, submitted.scheduler == "slurm"
+def print_submitted(submitted: SubmittedRun, wait: bool) -> None:
+    """Prints a run's job."""
+    run, job_id, on_slurm = submitted.run, submitted.job_id, submitted.resolved.cluster.scheduler == "slurm"
     outer_job = os.environ.get("SLURM_JOB_ID")
     choices = sorted(name for name in os.environ if name.startswith("SBATCH_") or name == "SLURM_CLUSTERS")
-    if on_slurm and outer_job is None and choices and run.resolved().script is None:  # in a job, Slurm has set them
+    if on_slurm and outer_job is None and choices and submitted.resolved.script is None:  # in a job, Slurm has set them
         say(f"not passed on: {', '.join(choices)}; use options or the cluster profile", err=True)
     if on_slurm and outer_job:
         note = f"note: this is within job {outer_job}, but a new job is queued, with nodes of its own"

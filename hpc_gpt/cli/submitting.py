@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -12,7 +13,6 @@ import click
 from hpc_gpt.cli.options import on_command_line
 from hpc_gpt.cli.submit_answer import (
     NOTHING_DONE,
-    AnsweredRun,
     AnswerParts,
     SubmitOptions,
     print_lack_of_files,
@@ -20,6 +20,7 @@ from hpc_gpt.cli.submit_answer import (
     print_start,
     print_submitted,
     submitted_part,
+    with_interrupts,
     would_run,
 )
 from hpc_gpt.core.errors import ConfigError
@@ -37,20 +38,11 @@ from hpc_gpt.launcher.submission import (
 
 if TYPE_CHECKING:
     from hpc_gpt.core.runs.lineage import Parent
-    from hpc_gpt.core.runs.run_folder import RunFolder
     from hpc_gpt.core.settings.resolved import Resolved
     from hpc_gpt.launcher.prepared import PreparedRun
     from hpc_gpt.launcher.request import Request
     from hpc_gpt.launcher.resumption import SameRun
     from hpc_gpt.launcher.submission import SubmittedRun
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """A run that was submitted, or would be: its part of the answer, and the function to call after that is given."""
-
-    part: AnsweredRun
-    follow: Callable[[], None]
 
 
 def submit_one(
@@ -63,9 +55,11 @@ def submit_one(
 ) -> AnswerParts:
     """Submits one run, or resumes the run `resume`, or branches from `branch`; with --wait follows it to its end."""
     if resume is not None:
-        outcome = _resume(resume, request, from_start, options)
-    elif branch is not None:
-        outcome = _branch(branch, request, options)
+        yield from _resume(resume, request, from_start, options)
+        return
+    parent, said = None, None
+    if branch is not None:
+        prepared, parent = _branch(branch, request)
     else:
         prepared = prepare(request, queueing=not options.dry, faster=True)
         if not (options.dry or yes or request.names_experiment or request.sized):
@@ -77,76 +71,58 @@ def submit_one(
 
             yield from submit_elements(prepared, options)
             return
-        outcome = _submit(prepared, None, options, said)
-    yield outcome.part
-    outcome.follow()
+    if options.dry:
+        yield from _would_submit(prepared, parent, options)
+    else:
+        yield from _followed(_submit(prepared, parent, options, said), options)
 
 
 def _submit(
     prepared: PreparedRun, parent: Parent | None, options: SubmitOptions, said: frozenset[str] | None = None
-) -> _Outcome:
+) -> SubmittedRun:
     """Submits a new run, which resumes from `parent` if there is one. `said`: the lines of the last submission, if
     they were read."""
     logs = logs_folder()
     _check_now(options.now, prepared.resolved)
-    if options.dry:
-        check_submission([prepared], logs, dry=True, begins=parent is None)
-        from hpc_gpt.launcher.overview import overview
-
-        rows, notes = overview(prepared, logs), prediction_lines(prepared, logs)
-        part = would_run(prepared.resolved, prepared.prediction)
-        return _Outcome(part, lambda: _show(prepared.resolved, prepared.script, rows, options, notes))
     said = notes_said(prepared.resolved, logs) if said is None else said
     elements = prepared.job_script.array if prepared.job_script is not None else ()
     print_lack_of_files([prepared.resolved] * max(1, len(elements)))
     submitted = submit_run(prepared, logs, parent, options.now)
     print_lines(without_said(prediction_lines(prepared, logs), said))
-    return _outcome_of(submitted, options)
+    return submitted
 
 
-def _outcome_of(submitted: SubmittedRun, options: SubmitOptions) -> _Outcome:
-    def follow() -> None:
-        interrupts = print_submitted(submitted, options.wait)
-        if options.wait:
-            from hpc_gpt.launcher.watch.control import wait_for
+def _would_submit(prepared: PreparedRun, parent: Parent | None, options: SubmitOptions) -> AnswerParts:
+    """Checks and shows a new run that is not submitted."""
+    from hpc_gpt.launcher.overview import overview
 
-            wait_for(submitted.run, interrupts)
-            _print_record(submitted.run)
+    logs = logs_folder()
+    _check_now(options.now, prepared.resolved)
+    check_submission([prepared], logs, dry=True, begins=parent is None)
+    rows, notes = overview(prepared, logs), prediction_lines(prepared, logs)
+    yield would_run(prepared.resolved, prepared.prediction)
+    _show(prepared.resolved, prepared.script, rows, options, notes)
 
-    return _Outcome(submitted_part(submitted, options.wait), follow)
+
+def _followed(submitted: SubmittedRun, options: SubmitOptions) -> AnswerParts:
+    """Prints a run's job, and with --wait follows the run to its end."""
+    yield submitted_part(submitted, options.wait)
+    interrupts = with_interrupts(partial(print_submitted, submitted, options.wait), options.wait)
+    if options.wait:
+        # Imported here: without --wait nothing reads logs.
+        from hpc_gpt.launcher.watch.control import await_measurements, wait_for
+        from hpc_gpt.report.gather import refresh_record
+        from hpc_gpt.report.tables import print_record
+
+        wait_for(submitted.run, interrupts)
+        await_measurements(submitted.run)
+        print_record(refresh_record(submitted.run))
 
 
 def _check_now(now: bool, resolved: Resolved) -> None:
     if now and (resolved.cluster.scheduler == "slurm" or resolved.job.dependency is not None):
         message = "--now starts a run on this machine without Slurm, and --dependency waits"
         raise ConfigError(message, "leave --now out, or use --cluster local without --dependency")
-
-
-def _print_record(run: RunFolder) -> None:
-    # Imported here: without --wait nothing reads logs.
-    from hpc_gpt.launcher.watch.control import await_measurements
-    from hpc_gpt.report.gather import refresh_record
-    from hpc_gpt.report.tables import print_record
-
-    await_measurements(run)
-    print_record(refresh_record(run))
-
-
-def _resume_same(resumption: SameRun, options: SubmitOptions) -> _Outcome:
-    """Starts the job.sh of an existing run."""
-    run, resolved = resumption.run, resumption.resolved
-    _check_now(options.now, resolved)
-    text = read_text(run.job_script, errors="surrogateescape")
-    if options.dry:
-        from hpc_gpt.launcher.overview import summary_rows
-
-        rows = [
-            ("resumes", f"{run.run_id}{resumption.where}"),
-            *summary_rows(resolved),
-            ("would run", f"the run's own {from_here(run.job_script)}"),
-        ]
-        return _Outcome(would_run(resolved), lambda: _show(resolved, text, rows, options))
-    return _outcome_of(resumption.start(options.now), options)
 
 
 def _show(
@@ -194,7 +170,7 @@ def _ask_first(prepared: PreparedRun, request: Request) -> None:
         click.get_current_context().exit(1)
 
 
-def _resume(name: str, request: Request, from_start: bool, options: SubmitOptions) -> _Outcome:
+def _resume(name: str, request: Request, from_start: bool, options: SubmitOptions) -> AnswerParts:
     """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
     a new run without a checkpoint."""
     from hpc_gpt.core.runs.branches import reading
@@ -206,18 +182,42 @@ def _resume(name: str, request: Request, from_start: bool, options: SubmitOption
         resumption = choose_resumption(run, request, from_start, options.dry)
         print_lines(resumption.notes)
         if isinstance(resumption, NewRun):
-            return _submit(resumption.prepared, resumption.parent, options)
-        return _resume_same(resumption, options)
+            if options.dry:
+                yield from _would_submit(resumption.prepared, resumption.parent, options)
+                return
+            submitted = _submit(resumption.prepared, resumption.parent, options)
+        else:
+            _check_now(options.now, resumption.resolved)
+            if options.dry:
+                yield from _would_resume(resumption, options)
+                return
+            submitted = resumption.start(options.now)
+    yield from _followed(submitted, options)
 
 
-def _branch(text: str, request: Request, options: SubmitOptions) -> _Outcome:
-    """Submits a new run from a checkpoint of the run that `text` names."""
+def _would_resume(resumption: SameRun, options: SubmitOptions) -> AnswerParts:
+    """Shows the job.sh of an existing run, which would be started."""
+    from hpc_gpt.launcher.overview import summary_rows
+
+    run, resolved = resumption.run, resumption.resolved
+    text = read_text(run.job_script, errors="surrogateescape")
+    rows = [
+        ("resumes", f"{run.run_id}{resumption.where}"),
+        *summary_rows(resolved),
+        ("would run", f"the run's own {from_here(run.job_script)}"),
+    ]
+    yield would_run(resolved)
+    _show(resolved, text, rows, options)
+
+
+def _branch(text: str, request: Request) -> tuple[PreparedRun, Parent]:
+    """Prepares a new run from a checkpoint of the run that `text` names."""
     from hpc_gpt.launcher.branching import prepare_branch, split_branch
 
     name, step = split_branch(text)
     branch = prepare_branch(find_run(name, logs_folder()), step, _request_for_run(request))
     print_lines(branch.notes)
-    return _submit(branch.prepared, branch.parent, options)
+    return branch.prepared, branch.parent
 
 
 def _request_for_run(request: Request) -> Request:

@@ -86,7 +86,7 @@ class _Check:
         hints, values, is_whole = _hints(kind), dict[str, Any](), True
         for entry in fields(kind):
             key = prefix + entry.name
-            if entry.name in tables and self._is_gone(key, tables[entry.name]):
+            if f"{key} = {tables.get(entry.name)}" in GONE and self._is_gone(key, tables[entry.name]):
                 continue
             is_required = (entry.default, entry.default_factory) == (MISSING, MISSING)
             if entry.name in tables:
@@ -98,7 +98,9 @@ class _Check:
             is_whole = is_whole and (entry.name in values or not is_required)
         for name in tables:
             key = prefix + name
-            if name not in hints and not self._is_gone(key, tables[name]) and key not in GONE:
+            if key in GONE:  # with its former default it is left out
+                self._is_gone(key, tables[name])
+            elif name not in hints:
                 self.faults[key] = self._unknown(kind, prefix, name)
         return kind(**values) if is_whole else _FAULTY
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.files import read_text
 from hpc_gpt.core.runs.checkpoints import list_complete
-from hpc_gpt.core.runs.provenance import STAGE_KEY, collect, stage_sum
+from hpc_gpt.core.runs.provenance import STAGE_KEY, stage_sum, versions_of
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.resolved import Resolved
@@ -28,7 +28,7 @@ def change_notes(run: RunFolder, resolved: Resolved) -> list[str]:
 
 
 def _versions(run: RunFolder, resolved: Resolved) -> Iterator[str]:
-    then, now = read_stored(run.path / "provenance.json")["versions"], collect()["versions"]
+    then, now = read_stored(run.path / "provenance.json")["versions"], versions_of()
     names = sorted(name for name in then.keys() | now.keys() if then.get(name) != now.get(name))
     if names:
         changes = ", ".join(f"{name} {then.get(name) or 'none'} -> {now.get(name) or 'none'}" for name in names)

@@ -104,7 +104,7 @@ def prepare_row(
     """The run of a file, or of one of its rows."""
     draft = _read(request, profile, file, row, faster)
     facts = engine_named(draft.experiment.engine.name)
-    if facts.starts_script(draft.experiment.command):
+    if facts.takes_command and draft.experiment.command.script is not None:
         raise_faults(draft.faults)
         from hpc_gpt.launcher.decide_script import prepare_script_of_file
 
@@ -210,12 +210,15 @@ def _size(draft: _Draft) -> None:
 def _data_beside(draft: _Draft) -> Path | None:
     """The `data_beside` of the run. Raises DataError if the path matches two files, one beside the experiment's file
     and one in the current folder."""
+    data = draft.run.data
+    if data.path is None and data.mix is None:
+        return None
     folder = folder_of_data(draft.file, draft.request.overrides, draft.row)
     if folder is None:
         return None
     from hpc_gpt.trainer.tokens.run_data import check_beside  # needs numpy
 
-    return check_beside(draft.run.data, folder)
+    return check_beside(data, folder)
 
 
 def _check_request(request: Request, facts: EngineFacts, until: Until) -> None:
@@ -271,9 +274,13 @@ def lengthen(
     `sized` has its batch. `on_line` are the settings that the command line gives beside `until`; `given_keys` are given
     there or in the file. Raises ConfigError.
     """
-    length = length_settings(until, sized, on_line)
-    whole, cut = cut_warmup(with_keys(experiment, {f"train.{key}": value for key, value in length.items()}))
-    return with_keys(whole, _automatic_saves(whole, given_keys)), (*until.notes(sized.batch, sized.model.seq), *cut)
+    notes = list[str]()
+    if until != Until():
+        length = length_settings(until, sized, on_line)
+        experiment = with_keys(experiment, {f"train.{key}": value for key, value in length.items()})
+        notes = until.notes(sized.batch, sized.model.seq)
+    whole, cut = cut_warmup(experiment)
+    return with_keys(whole, _automatic_saves(whole, given_keys)), (*notes, *cut)
 
 
 def predict_run(sized: Sized, planner: ClusterProfile, refuse: bool = False) -> Prediction:

@@ -296,18 +296,18 @@ def checkpoint_lines(run: Resolved, logs: Path) -> list[Line]:
     when += ["at the end"] if train.save_last else []
     if not when:
         return [Line("checkpoints", "none: train.save_last is false")]
-    from hpc_gpt.core.runs.disk_space import checkpoint_bytes, free_gib, space_needed_gib
+    from hpc_gpt.core.runs.disk_space import checkpoint_bytes, checkpoints_to_come, free_gib
 
     keeping = f", the newest {train.keep_last} kept" if train.keep_last else ""
-    one, (_, every) = checkpoint_bytes(run), space_needed_gib(run)
-    sizes = f"about {show_bytes(one)} each, {show_bytes(every * GIB)} in all"
+    one, count = checkpoint_bytes(run), checkpoints_to_come(run)
+    sizes = f"about {show_bytes(one)} each, {show_bytes(count * one)} in all"
     free = free_gib(logs)
     room = f", {show_bytes(free * GIB)} free" if free is not None else ""
     lines = [Line("checkpoints", f"{' and '.join(when)}{keeping}: {sizes}{room}")]
     if train.save_minutes and free is not None and free * GIB < 2 * one:
         text = "two do not fit in the free space: saves by train.save_minutes are left out until they do"
         lines.append(Line("checkpoints", text))
-    if free is not None and free < every:
+    if free is not None and free * GIB < count * one:
         fit = int(free * GIB // one) if one else 0
         means = "the next one does not fit" if not fit else f"{counted(fit, 'checkpoint')} fit"
         way = "train.keep_last = 3 keeps the newest three" if not train.keep_last else "save less often"

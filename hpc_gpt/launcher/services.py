@@ -124,7 +124,7 @@ def lacking_packages(profile: ClusterProfile, packages: Sequence[str]) -> tuple[
 def check_track(resolved: Resolved) -> None:
     """Raises ConfigError if the job's Python lacks a library that `[track]` names; each is an extra of ours, too."""
     named = [package for package in ("tensorboard", "wandb", "mlflow") if getattr(resolved.track, package)]
-    python, lacking = lacking_packages(resolved.cluster, named) if named else ("", [])
+    python, lacking = lacking_packages(resolved.cluster, named)
     for package in lacking:
         install = (
             f"pip install 'hpc-gpt[{package}]'" if python == sys.executable else f"{python} -m pip install {package}"

@@ -36,7 +36,6 @@ from hpc_gpt.core.slurm.start_check import ExpectedStart, NeverStarts, ask_after
 from hpc_gpt.core.tables import flat
 from hpc_gpt.launcher.notes import NOTES, standing_lines
 from hpc_gpt.launcher.prepared import Copies, PreparedRun
-from hpc_gpt.launcher.services import check_track
 from hpc_gpt.trainer.tokens.run_data import ensure_data
 
 if TYPE_CHECKING:
@@ -45,11 +44,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SubmittedRun:
-    """A run and the id of its job; `jobs` are all jobs of its chain, if several were submitted at once. `waits`: the
-    reason why Slurm cannot start it now, empty if it can."""
+    """A run, its settings and the id of its job; `jobs` are all jobs of its chain, if several were submitted at once.
+    `waits`: the reason why Slurm cannot start it now, empty if it can."""
 
     run: RunFolder
-    scheduler: str
+    resolved: Resolved
     job_id: str
     jobs: tuple[str, ...] = ()
     waits: str = ""
@@ -96,7 +95,7 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
             check_reachable(keep=True)
     for folder in {logs / row.resolved.slug for row in rows}:
         check_writable(folder)
-    provenance = {**collect(), CODE_KEY: rows[0].copies.code.sha256}
+    provenance = {**collect(cluster.scheduler == "local"), CODE_KEY: rows[0].copies.code.sha256}
     faults: dict[str, UserError] = {}
     for row in rows:
         try:
@@ -154,7 +153,10 @@ def check_inputs(
         archive = resolved.cluster.archive
         if archive is not None and not os.access(archive, os.R_OK):
             raise ConfigError(f"stage is {archive}, which cannot be read", "give the path of a tar on this machine")
-    check_track(resolved)
+    if resolved.track.is_asked:
+        from hpc_gpt.launcher.services import check_track
+
+        check_track(resolved)
     if resolved.cluster.scheduler == "slurm" and resolved.job.preflight:
         from hpc_gpt.trainer.preflight.verdict import preflight_limit_s
 
@@ -215,7 +217,7 @@ def start_run(
         from hpc_gpt.core.slurm.executor import submit_to_slurm
 
         ids = submit_to_slurm(run, resolved, jobs, options)
-        return SubmittedRun(run, "slurm", ids[0], tuple(ids))
+        return SubmittedRun(run, resolved, ids[0], tuple(ids))
     from hpc_gpt.launcher.local.queue import start_here
 
     try:
@@ -224,7 +226,7 @@ def start_run(
         if not run.attempts():
             run.add_submission({"scheduler": "local", "job_id": None, "refused": str(fault)})
         raise
-    return SubmittedRun(run, "local", job_id, waits=waits)
+    return SubmittedRun(run, resolved, job_id, waits=waits)
 
 
 def _check_turn(resolved: Resolved, logs: Path) -> None:

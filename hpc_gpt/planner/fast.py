@@ -4,7 +4,6 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpc_gpt.core.columns import Grid
 from hpc_gpt.core.engines import engine_named, engines
 from hpc_gpt.core.engines.base.facts import MEASURED_ON
 from hpc_gpt.core.settings.experiment import Engine, Train
@@ -80,6 +79,8 @@ def fast_settings_of(engine: str) -> list[FastSetting]:
 
 def fast_text() -> str:
     """The table of fast settings: one per line, with the ratios and the engines that have it by default."""
+    from hpc_gpt.core.columns import Grid  # no submission prints it
+
     rows = []
     for setting in FAST_SETTINGS:
         names = [name for name in engines() if setting in fast_settings_of(name)]

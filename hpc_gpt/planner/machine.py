@@ -84,7 +84,7 @@ def machine_of(profile: ClusterProfile) -> Machine:
     where = f"profile {profile.name}"
     if profile.device is None:
         raise ConfigError(
-            f"{where} names no device",
+            profile.no_device,
             "choose another profile with --cluster (hpc-gpt profile list names them), or set in yours fabric and "
             f"device; {known_devices()}",
         )

@@ -153,6 +153,8 @@ def predict(resolved: Sized, profile: ClusterProfile, refuse: bool) -> Predictio
     """
     if runs_program(resolved):
         return Prediction("a program of your own")
+    if profile.no_device:  # as many profiles: a render then loads no more of the planner
+        return Prediction(profile.no_device)
     try:
         predicted = _predict(resolved, profile)
     except UserError as fault:
@@ -175,7 +177,6 @@ def _predict(resolved: Sized, profile: ClusterProfile) -> Predicted:
     from hpc_gpt.planner.machine import check_dtype
 
     machine = _machine_for(resolved, profile)
-    # Many profiles name no device: a render then loads no more of the planner.
     from hpc_gpt.planner.search import candidate_of
     from hpc_gpt.planner.step_time import predict_step
     from hpc_gpt.planner.training import training_of

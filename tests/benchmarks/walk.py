@@ -1,8 +1,9 @@
 """The modules and functions through which a command goes: `python -m tests.benchmarks.walk [WORDS]`.
 
-Nothing passes or fails. Slurm's commands are stand-ins that accept every job. A function counts if it ran, also while
-its module was imported; a module counts as run if one of its functions did. Without WORDS it measures two commands that
-are typed often.
+Nothing passes or fails. Slurm's commands are stand-ins that accept every job, and the standard data are made already. A
+function counts if it ran, also while its module was imported, by its name: comprehensions and lambdas of one function are
+one of each kind, and two rows tell how many functions there are without them, and with each of them. A module counts as
+run if one of its functions did. Without WORDS it measures two commands that are typed often.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from tests.benchmarks.sweep import make_stand_ins
 
 COMMANDS = (("submit", "--gpus", "64", "--pp", "16", "--yes"), ("status",))
 PACKAGE = Path(__file__).parents[2] / "hpc_gpt"
+_WITHOUT_NAME = ("<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<lambda>")
 # The module that decides what a submission is to be; it had another name before.
 DECIDES = ("launcher/decide.py", "launcher/prepare.py")
 
@@ -60,9 +62,12 @@ class Walk:
         """The figures by name."""
         loaded = [name for name in sys.modules if name.partition(".")[0] == PACKAGE.name]
         files = {Path(path) for name in loaded if (path := getattr(sys.modules[name], "__file__", None))}
+        names = {(_module(code), code.co_qualname) for code in self.functions}
         return {
-            "modules run": len({_module(code) for code in self.functions}),
-            "functions run": len(self.functions),
+            "modules run": len({module for module, _ in names}),
+            "functions run": len(names),
+            "  without comprehensions": sum(code.co_name not in _WITHOUT_NAME for code in self.functions),
+            "  with each comprehension": len(self.functions),
             "moves between modules": sum(self.moves.values()),
             "modules that the deciding one enters": len(self.decided),
             "returns to it": sum(count for (at, _), count in self.moves.items() if at in DECIDES),
@@ -114,6 +119,8 @@ def walk_of(words: Sequence[str], folder: Path, named: bool = False) -> dict[str
     make_run(folder / "logs", "generic-slurm")
     own = {f"HPC_GPT_{key}": str(folder / key.lower()) for key in ("LOGS", "CONFIG", "STATE", "DATA")}
     path = {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(PACKAGE.parent)}
+    make = "from hpc_gpt.trainer.tokens.build import build_stdlib; build_stdlib()"
+    subprocess.run([sys.executable, "-c", make], env={**os.environ, **own, **path}, check=True)
     done = subprocess.run(
         [sys.executable, "-m", "tests.benchmarks.walk", "--here", *(["--names"] if named else []), *words],
         cwd=PACKAGE.parent, env={**os.environ, **own, **path, "HPC_GPT_CLUSTER": "generic-slurm"},

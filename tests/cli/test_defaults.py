@@ -167,7 +167,7 @@ def test_a_smoke_run_is_here_wherever_the_users_cluster_is():
 def test_a_run_of_the_defaults_says_so_in_its_folder(monkeypatch):
     def write(prepared, logs, parent, now):
         (run := submission.write_run(prepared, logs, {})).add_submission({"scheduler": "local", "job_id": None})
-        return submission.SubmittedRun(run, "local", "7")
+        return submission.SubmittedRun(run, run.resolved(), "7")
 
     monkeypatch.setattr("hpc_gpt.cli.submitting.submit_run", write)
     done = in_process("submit", *SIZES, "--gpus", "1", "--cluster", "local", code=0)

@@ -44,7 +44,7 @@ def test_another_batch_of_some_rows_is_named(tmp_path):
 
 def test_its_runs_are_a_sweep_whose_table_has_what_varies(tmp_path, monkeypatch):
     def train(run, row):
-        return SubmittedRun(with_attempt(run, 3), "local", "7")
+        return SubmittedRun(with_attempt(run, 3), row.resolved, "7")
 
     monkeypatch.setattr("hpc_gpt.cli.sweeping.start_queued", train)
     monkeypatch.setattr("hpc_gpt.cli.sweeping.wait_for", lambda run, interrupts: None)

@@ -100,7 +100,7 @@ def test_what_stop_and_save_name_shows_the_run(made_run, waiting_process, verb):
 def test_what_submit_names_shows_the_run(monkeypatch):
     def write(prepared, logs, parent, now):
         (run := submission.write_run(prepared, logs, {})).add_submission({"scheduler": "local", "job_id": None})
-        return submission.SubmittedRun(run, "local", "7")
+        return submission.SubmittedRun(run, run.resolved(), "7")
 
     monkeypatch.setattr("hpc_gpt.cli.submitting.submit_run", write)
     done = in_process("submit", "demo", "--cluster", "local")

@@ -31,7 +31,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path / "here")
     # Nothing is started.
     for module in (submission, submission):
-        monkeypatch.setattr(module, "start_run", lambda run, *_: SubmittedRun(run, "local", "1"))
+        monkeypatch.setattr(module, "start_run", lambda run, *_: SubmittedRun(run, run.resolved(), "1"))
     return tmp_path
 
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.formulas import GIB
 from hpc_gpt.core.optimizers import optimizer_named
-from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name, newest_step
-from hpc_gpt.core.runs.checkpoints import stored_bytes as bytes_of
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.core.settings.resolved import Resolved
@@ -64,11 +62,13 @@ def checkpoints_to_come(resolved: Resolved, step: int = 0) -> int:
     return min(written, stay + 1 + marked + len(train.save_at))
 
 
-def space_needed_gib(resolved: Resolved, run: RunFolder | None = None) -> tuple[float, float]:
-    """Returns (space for the next checkpoint, space for all that follow) in GiB. A checkpoint counts as large as the
-    run's newest one, else as predicted."""
-    step = newest_step(run) if run else None
-    stored = bytes_of(run.checkpoints / checkpoint_folder_name(step)) if run and step is not None else 0
+def space_needed_gib(resolved: Resolved, run: RunFolder) -> tuple[float, float]:
+    """Returns (space for the run's next checkpoint, space for all that follow) in GiB. A checkpoint counts as large as
+    the newest one, else as predicted."""
+    from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name, newest_step, stored_bytes
+
+    step = newest_step(run)
+    stored = stored_bytes(run.checkpoints / checkpoint_folder_name(step)) if step is not None else 0
     one, count = stored or checkpoint_bytes(resolved), checkpoints_to_come(resolved, step or 0)
     return (one / GIB if count else 0.0), count * one / GIB
 

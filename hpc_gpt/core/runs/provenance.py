@@ -44,15 +44,16 @@ STAGE_KEY = "stage_sha256"
 _PASSED_ON = "passed_on"  # in INIT: what an export takes from that folder (`core.weights.config.InitConfig`)
 
 
-def collect() -> dict[str, Any]:
+def collect(asks_gpus: bool = True) -> dict[str, Any]:
     """Collects `git_sha, git_dirty` of the code (null outside a checkout), `versions`, `host`, `cpus`, `platform`,
-    `gpus`, and `gpus_fault` if these may not be all GPUs."""
+    `gpus` with the first one's `device`, and `gpus_fault` if these may not be all GPUs. `asks_gpus`: False on a login
+    node, whose GPUs say nothing of a job's; `gpus` is then null."""
     sha, dirty = git_state(Path(__file__).resolve().parent)
-    gpus, fault = ask_gpus()
+    gpus, fault = ask_gpus() if asks_gpus else (None, "")
     return {
         "git_sha": sha,
         "git_dirty": dirty,
-        "versions": versions_of(_PACKAGES),
+        "versions": versions_of(),
         "host": platform.node(),
         "cpus": len(os.sched_getaffinity(0)),
         "platform": platform.platform(),
@@ -221,7 +222,7 @@ def list_instances() -> dict[str, str]:
     return instances
 
 
-def versions_of(packages: Iterable[str]) -> dict[str, str]:
+def versions_of(packages: Iterable[str] = _PACKAGES) -> dict[str, str]:
     """The versions of hpc-gpt, of Python, and of the packages that are installed."""
     from importlib import metadata  # loads slowly
 

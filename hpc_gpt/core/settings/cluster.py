@@ -176,6 +176,11 @@ class ClusterProfile:
     "Keys that a profile from a site's documentation leaves to its user, each with what to give."
 
     @property
+    def no_device(self) -> str:
+        """The reason why no plan can be made for the profile; empty if it names a device."""
+        return "" if self.device is not None else f"profile {self.name} names no device"
+
+    @property
     def archive(self) -> str | None:
         """The tar in `stage` with the environment of the ranks, unpacked on each node."""
         return None if self.stage == WARM else self.stage

@@ -136,7 +136,8 @@ def _decide_layout(
             gpus = per_node
     tp = request.tp
     facts = engine_named(engine.name)
-    if tp is None and not facts.splits_unasked and not (request.dp and facts.splits("tp")):
+    splits_unasked = facts.splits("pp") and not facts.takes_command
+    if tp is None and not splits_unasked and not (request.dp and facts.splits("tp")):
         tp = 1
     if tp is None:
         others = cp * pp

@@ -197,16 +197,16 @@ def load_experiment(
 def _with_source(data: Data, file: ExperimentFile, row: str | None, overrides: Mapping[str, Any]) -> Data:
     """[data] with a consistent path and source: a data.path that is stated after a source without path decides the
     source; one that is stated before is removed. ConfigError if one place states both."""
+    if data.mix is not None or (path := data.path) is None:
+        return data
     layers = [_table_at(tables, "data") for _, tables in file.stated]
     layers += [_table_at(chosen.overrides, "data")] if (chosen := file.row(row)) is not None else []
     layers.append({key.removeprefix("data."): value for key, value in overrides.items() if key.startswith("data.")})
-    later, path = stated_source(data.source, layers), data.path
-    if data.mix is not None or path is None or later is None:
-        return data
+    later = stated_source(data.source, layers)
     if later == "both":
         raise refuse_both(path, data.source)
-    if later == "source":
-        return replace(data, path=None)
+    if later != "path":
+        return replace(data, path=None) if later == "source" else data
     folder = _folder_of(["data.path"], file, row, overrides)
     return replace(data, source=source_at(path, (folder, Path.cwd(), data_dir())))
 

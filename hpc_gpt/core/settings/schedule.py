@@ -127,7 +127,7 @@ def cut_schedule(train: Train, least_after_warmup: int = 0) -> tuple[Train, tupl
     elif warmup > train.steps:
         warmup = train.steps - least_after_warmup
     cut = replace(train, warmup_steps=warmup, decay_steps=decay)
-    return cut, cut_notes(train, cut)
+    return cut, cut_notes(train, cut) if cut != train else ()
 
 
 def cut_notes(before: Train, after: Train) -> tuple[str, ...]:

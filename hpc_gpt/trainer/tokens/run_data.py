@@ -253,7 +253,8 @@ def _once(looked_up: LookedUp | None, path: Path, read: Callable[[], _T]) -> _T:
 def check_tokenizer(file: TokenFile, wanted: str) -> None:
     """Raises DataError unless a token file was made with tokenizer `wanted`, and for char has its table."""
     kind = file.tokenizer.partition(":")[0]
-    if not (wanted == kind == CHAR or tokenizer_name(wanted) == file.tokenizer):
+    is_its = wanted == file.tokenizer or wanted == kind == CHAR
+    if not (is_its or tokenizer_name(wanted) == file.tokenizer):
         raise DataError(
             f"{file.path} was made with tokenizer {file.tokenizer}, but data.tokenizer is {wanted}",
             f"set data.tokenizer = {_described(file.tokenizer)}, or make the file again: "

@@ -136,18 +136,9 @@ class EngineFacts(States):
         """Whether the engine splits the model over `axis` (tp, pp or cp)."""
         return axis in self.axes
 
-    @property
-    def splits_unasked(self) -> bool:
-        """Whether a model is split over tp if no layout is given."""
-        return self.splits("pp") and not self.takes_command
-
     def follows(self, key: str) -> bool:
         """Whether the engine follows a key of [train], as some are only for our own loop."""
         return not (self.is_program and key_rules(Train)[key].of_our_loop)
-
-    def starts_script(self, command: Command) -> bool:
-        """Whether the engine starts a job script that `[command]` names."""
-        return self.takes_command and command.script is not None
 
     # --- rules
 

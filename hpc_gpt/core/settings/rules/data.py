@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from hpc_gpt.core.errors import Fault
@@ -31,7 +31,13 @@ def with_mix(data: Data) -> Data:
 def data_faults(experiment: Experiment, profile: ClusterProfile) -> Iterator[Fault]:
     """The contradictions in [data], without the bounds of its numbers."""
     data = with_mix(experiment.data)
-    yield from _mixture_faults(data)
+    without = "give the sources as [data.mix.NAME] with path and weight, or leave it out"
+    if data.mix is not None:
+        yield from _mixture_faults(data, data.mix)
+    elif data.source == MIX:
+        yield Fault('data.source is "mix", but there is no [data.mix.NAME]', without)
+    if data.mix is None and data.phases:
+        yield Fault(f"data.phases is {_listed(data.phases)}, but there is no mixture", without)
     if data.source in _NEED_PATH and not data.path and data.mix is None:
         missing, hint = _NEED_PATH[data.source]
         yield Fault(f'data.source is "{data.source}", but data.path names {missing}', hint)
@@ -51,16 +57,9 @@ def data_faults(experiment: Experiment, profile: ClusterProfile) -> Iterator[Fau
         yield Fault(f"data.mask_documents is true, but {what} do not say which token ends a document", SET_END_TOKEN)
 
 
-def _mixture_faults(data: Data) -> Iterator[Fault]:
+def _mixture_faults(data: Data, mix: Mapping[str, MixedSource]) -> Iterator[Fault]:
     """The contradictions in the keys of a mixture."""
-    source, path, mix, phases = data.source, data.path, data.mix, data.phases
-    if mix is None:
-        without = "give the sources as [data.mix.NAME] with path and weight, or leave it out"
-        if source == MIX:
-            yield Fault('data.source is "mix", but there is no [data.mix.NAME]', without)
-        if phases:
-            yield Fault(f"data.phases is {_listed(phases)}, but there is no mixture", without)
-        return
+    source, path, phases = data.source, data.path, data.phases
     if source != MIX:
         yield Fault(f'data.source is "{source}" beside the mixture [data.mix]', 'set data.source = "mix"')
     if path is not None:

@@ -30,9 +30,12 @@ def engine_faults(engine: Engine, layout: Layout, shape: ModelShape, train: Trai
     engine = with_stage(engine)
     split = layout if shape.is_mixture else replace(layout, ep=1, etp=None)  # a dense model refuses these by itself
     faults = [*_layout_faults(engine, split), *_switch_faults(engine, layout, train)]
-    faults += _offload_faults(engine, train)
+    if engine.offload != "none":
+        faults += _offload_faults(engine, train)
     of_model = [*engine_shape_faults(engine, shape), *_expert_faults(engine, shape, train)]
-    of_model += [*_size_faults(engine, layout, shape), *_context_faults(engine, layout, shape)]
+    of_model += _size_faults(engine, layout, shape)
+    if layout.cp > 1 and "cp" in engine_named(engine.name).axes:
+        of_model += _context_faults(engine, layout, shape)
     return faults + [fault._replace(keys=("model", *keys_of(fault))) for fault in of_model]
 
 
@@ -56,7 +59,7 @@ def table_faults(experiment: Experiment, profile: ClusterProfile) -> Iterator[Fa
             "leave [track] out; hpc-gpt report RUN --wandb DIR, or --tensorboard DIR, exports them after the fact",
             keys=("track",),
         )
-    for key in key_rules(Train):
+    for key in key_rules(Train) if facts.is_program else ():
         if not facts.follows(key) and (value := getattr(experiment.train, key)) not in (None, ()):
             yield Fault(f"train.{key} is {value}, but engine {facts.name} is another program, which runs none of our "
                         "code", "use another engine, or give the program its own arguments")  # fmt: skip
@@ -107,7 +110,8 @@ def _layout_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
             yield Fault(f"{axis} {size} cannot run on engine {engine.name}, which does not split over {axis}",
                         f"{'leave layout.etp out' if axis == 'etp' else f'use --{axis} 1'}, or --engine {others}",
                         of_layout=True)  # fmt: skip
-    yield from _shard_faults(engine, layout)
+    if layout.shard is not None:
+        yield from _shard_faults(engine, layout, layout.shard)
     if stage not in (0, 1, 2, 3):
         yield Fault(f"engine.zero_stage is {stage}, but must be 0, 1, 2 or 3", f"use {facts.default_stage}")
     elif layout.pp > 1 and stage > 1:
@@ -127,11 +131,9 @@ def _layout_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
             yield Fault(f"engine {engine.name} runs ZeRO {stages}, not {stage}", f"use --zero-stage {nearest}")
 
 
-def _shard_faults(engine: Engine, layout: Layout) -> Iterator[Fault]:
-    shard, ranks = layout.shard, layout.data_ranks
-    if shard is None:
-        return
-    asks, sizes = f"layout.shard is {shard}", [size for size in range(2, ranks) if ranks % size == 0]
+def _shard_faults(engine: Engine, layout: Layout, shard: int) -> Iterator[Fault]:
+    asks, ranks = f"layout.shard is {shard}", layout.data_ranks
+    sizes = [size for size in range(2, ranks) if ranks % size == 0]
     nearest = min(sizes, key=lambda size: abs(size - shard), default=None)
     able = [name for name, other in trainers().items() if other.has_replicas]
     if not engine_named(engine.name).has_replicas:
@@ -182,7 +184,7 @@ def _switch_faults(engine: Engine, layout: Layout, train: Train) -> Iterator[Fau
 
 def _offload_faults(engine: Engine, train: Train) -> Iterator[Fault]:
     facts = engine_named(engine.name)
-    if engine.offload == "none" or "offload" not in facts.switches:
+    if "offload" not in facts.switches:
         return  # without the switch it is a fault of the switch, not of the ZeRO stage
     yield from facts.offload_faults(engine)
     if train.optimizer_mode in ("fused", "foreach"):
@@ -274,8 +276,6 @@ def _expert_faults(engine: Engine, shape: ModelShape, train: Train) -> Iterator[
 
 def _context_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterator[Fault]:
     facts = engine_named(engine.name)
-    if layout.cp == 1 or "cp" not in facts.axes:
-        return
     if engine.cp_exchange not in facts.cp_exchanges:
         choices = " or ".join(f'"{exchange}"' for exchange in facts.cp_exchanges)
         yield Fault(f"engine.cp_exchange is {engine.cp_exchange}, which engine {engine.name} does not have",

@@ -15,8 +15,10 @@ _DEFAULT = "leave it out for its default"
 
 def service_faults(experiment: Experiment, profile: ClusterProfile) -> Iterator[Fault]:
     """The faults of the three tables."""
-    yield from _notify_faults(experiment.notify)
-    yield from _after_faults(experiment.after)
+    if experiment.notify != Notify():
+        yield from _notify_faults(experiment.notify)
+    if experiment.after != After():
+        yield from _after_faults(experiment.after)
     command = engine_named(experiment.engine.name).program_of(experiment.command)
     if experiment.after.is_asked and command is not None and command.checkpoints is None:
         yield Fault(
@@ -24,16 +26,14 @@ def service_faults(experiment: Experiment, profile: ClusterProfile) -> Iterator[
             'set command.checkpoints, such as "{run}/step-*"',
             keys=("after", "command.checkpoints"),
         )
-    yield from _track_faults(experiment.track)
+    if experiment.track.is_asked:
+        yield from _track_faults(experiment.track)
 
 
 def _notify_faults(notify: Notify) -> Iterator[Fault]:
     """Each fault of [notify]."""
     if notify.command is None:
-        if notify != Notify():
-            yield Fault(
-                "[notify] has no command that gets the events", 'set notify.command = "…", or leave the table out'
-            )
+        yield Fault("[notify] has no command that gets the events", 'set notify.command = "…", or leave the table out')
         return
     yield from _command_faults("notify.command", notify.command)
     yield from number_faults("notify", notify, _DEFAULT)
@@ -42,8 +42,7 @@ def _notify_faults(notify: Notify) -> Iterator[Fault]:
 def _after_faults(after: After) -> Iterator[Fault]:
     """Each fault of [after]."""
     if after.run is None:
-        if after != After():
-            yield Fault("[after] has no run, the command of its job", 'set after.run = "…", or leave the table out')
+        yield Fault("[after] has no run, the command of its job", 'set after.run = "…", or leave the table out')
         return
     yield from _command_faults("after.run", after.run)
     for where, text in texts_of("after.run", after.run).items():
