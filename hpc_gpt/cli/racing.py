@@ -7,6 +7,7 @@ import click
 
 from hpc_gpt.cli.submit_answer import (
     NOTHING_DONE,
+    AnsweredRun,
     AnswerParts,
     SubmitOptions,
     print_lines,
@@ -14,7 +15,6 @@ from hpc_gpt.cli.submit_answer import (
     print_submitted,
     submitted_part,
     with_interrupts,
-    would_run,
 )
 from hpc_gpt.core.errors import ConfigError, JobFailed
 from hpc_gpt.core.files import logs_folder
@@ -40,7 +40,7 @@ def submit_race(request: Request, sizes: Mapping[str, int | None], options: Subm
     prepared, logs = prepare_race(request, not options.dry, rounds, steps, top), logs_folder()
     if options.dry:
         check_race(prepared, logs, dry=True)
-        yield would_run(prepared.run.resolved)
+        yield AnsweredRun(prepared.run.resolved)
         _show(prepared, options.script)
         return
     print_lines(prepared.lines)

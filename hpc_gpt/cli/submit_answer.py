@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,13 +36,36 @@ class SubmitOptions:
 
 @dataclass(frozen=True)
 class AnsweredRun:
-    """A run in the answer of `submit --json`, as `tables`, with the id of its `sweep`. `folder` is None in a dry run.
-    `followed`: the answer says its state at the end."""
+    """A run in the answer of `submit --json`: its settings, and the prediction of a dry run, else its `folder`, the ids
+    of its `job` and of all `jobs` of its chain, and why it `waits`. `sweep`: the id of its sweep. `followed`: the
+    answer says its state at the end."""
 
-    tables: Mapping[str, Any]
+    resolved: Resolved
     folder: RunFolder | None = None
+    job: str | None = None
+    jobs: Sequence[str] = ()
+    waits: str = ""
     sweep: str | None = None
     followed: bool = False
+    prediction: Prediction | None = None
+
+    def tables(self) -> dict[str, Any]:
+        """Its object in the answer, without its state."""
+        run, folder = self.resolved, self.folder
+        return {
+            "run": folder.run_id if folder is not None else None,
+            "folder": str(folder.path) if folder is not None else None,
+            "job": self.job,
+            "jobs": list(self.jobs) or ([self.job] if self.job else []),
+            "name": run.name,
+            "row": run.row,
+            "scheduler": run.cluster.scheduler,
+            "gpus": run.asked_gpus,
+            "nodes": run.nodes,
+            "layout": shown_layout(run) or None,
+            "predicted": self.prediction.tables if self.prediction is not None else None,
+            "waits": self.waits or None,
+        }
 
 
 @dataclass(frozen=True)
@@ -57,39 +80,10 @@ class LeftOut:
 AnswerParts = Iterator[AnsweredRun | LeftOut]
 
 
-def would_run(resolved: Resolved, prediction: Prediction | None = None) -> AnsweredRun:
-    """The part of a dry run's answer on a run that would be submitted."""
-    return AnsweredRun(_tables(resolved) | {"predicted": prediction.tables if prediction is not None else None})
-
-
-def answered_run(
-    run: RunFolder,
-    resolved: Resolved,
-    job: str | None,
-    *,
-    jobs: Sequence[str] = (),
-    waits: str = "",
-    sweep: str | None = None,
-    followed: bool = False,
-) -> AnsweredRun:
-    """The part of an answer on a run that was submitted."""
-    its_job = {"run": run.run_id, "folder": str(run.path), "job": job, "jobs": list(jobs) or [job] if job else []}
-    return AnsweredRun(_tables(resolved) | its_job | {"waits": waits or None}, run, sweep, followed)
-
-
 def submitted_part(submitted: SubmittedRun, followed: bool) -> AnsweredRun:
-    """The part of an answer on a submitted run and its job, as `answered_run` makes it."""
+    """The part of an answer on a submitted run and its job."""
     jobs, waits = submitted.jobs, submitted.waits
-    return answered_run(
-        submitted.run, submitted.resolved, submitted.job_id, jobs=jobs, waits=waits, followed=followed
-    )
-
-
-def _tables(resolved: Resolved) -> dict[str, Any]:
-    places = dict.fromkeys(("run", "folder", "job"))
-    sizes = {"gpus": resolved.asked_gpus, "nodes": resolved.nodes, "layout": shown_layout(resolved) or None}
-    of = {"name": resolved.name, "row": resolved.row, "scheduler": resolved.cluster.scheduler}
-    return {**places, "jobs": [], **of, **sizes, "predicted": None, "waits": None}
+    return AnsweredRun(submitted.resolved, submitted.run, submitted.job_id, jobs, waits, followed=followed)
 
 
 @contextlib.contextmanager
@@ -116,7 +110,7 @@ def answer_tables(parts: Sequence[AnsweredRun | LeftOut], dry: bool) -> dict[str
         "schema": 1,
         "dry_run": dry,
         "sweep": next((run.sweep for run in runs if run.sweep is not None), None),
-        "runs": [{**run.tables, "state": states.get(run.folder) if run.folder is not None else None} for run in runs],
+        "runs": [{**run.tables(), "state": states.get(run.folder) if run.folder is not None else None} for run in runs],
         "left_out": {part.row: part.why for part in parts if isinstance(part, LeftOut)},
     }
 
@@ -156,9 +150,9 @@ def print_waits(why: str) -> None:
         say(f"it cannot start now: {why}", err=True)
 
 
-def on_cluster(run: RunFolder) -> str:
-    """The part of a message that names the run's Slurm cluster, if one of several was chosen."""
-    return f" on cluster {cluster}" if (cluster := run.slurm_cluster()) else ""
+def on_cluster(cluster: str | None) -> str:
+    """The part of a message that names a run's Slurm cluster, if one of several was chosen."""
+    return f" on cluster {cluster}" if cluster else ""
 
 
 def print_submitted(submitted: SubmittedRun, wait: bool) -> None:
@@ -171,7 +165,7 @@ def print_submitted(submitted: SubmittedRun, wait: bool) -> None:
     if on_slurm and outer_job:
         note = f"note: this is within job {outer_job}, but a new job is queued, with nodes of its own"
         say(f"{note}; hpc-gpt render … >x.sh && bash x.sh runs on the nodes of job {outer_job}", err=True)
-    message = f"submitted {run.run_id} as job {job_id}{on_cluster(run)}"
+    message = f"submitted {run.run_id} as job {job_id}{on_cluster(submitted.cluster)}"
     verb = "queued" if submitted.waits else "started"
     say(message if on_slurm else f"{verb} {run.run_id} as process {job_id}")
     if len(submitted.jobs) > 1:

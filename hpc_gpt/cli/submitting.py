@@ -13,6 +13,7 @@ import click
 from hpc_gpt.cli.options import on_command_line
 from hpc_gpt.cli.submit_answer import (
     NOTHING_DONE,
+    AnsweredRun,
     AnswerParts,
     SubmitOptions,
     print_lack_of_files,
@@ -21,7 +22,6 @@ from hpc_gpt.cli.submit_answer import (
     print_submitted,
     submitted_part,
     with_interrupts,
-    would_run,
 )
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import from_here, logs_folder, read_text
@@ -83,7 +83,8 @@ def _submit(
     """Submits a new run, which resumes from `parent` if there is one. `said`: the lines of the last submission, if
     they were read."""
     logs = logs_folder()
-    _check_now(options.now, prepared.resolved)
+    if options.now:
+        _check_now(prepared.resolved)
     said = notes_said(prepared.resolved, logs) if said is None else said
     elements = prepared.job_script.array if prepared.job_script is not None else ()
     print_lack_of_files([prepared.resolved] * max(1, len(elements)))
@@ -97,10 +98,11 @@ def _would_submit(prepared: PreparedRun, parent: Parent | None, options: SubmitO
     from hpc_gpt.launcher.overview import overview
 
     logs = logs_folder()
-    _check_now(options.now, prepared.resolved)
+    if options.now:
+        _check_now(prepared.resolved)
     check_submission([prepared], logs, dry=True, begins=parent is None)
     rows, notes = overview(prepared, logs), prediction_lines(prepared, logs)
-    yield would_run(prepared.resolved, prepared.prediction)
+    yield AnsweredRun(prepared.resolved, prediction=prepared.prediction)
     _show(prepared.resolved, prepared.script, rows, options, notes)
 
 
@@ -119,8 +121,8 @@ def _followed(submitted: SubmittedRun, options: SubmitOptions) -> AnswerParts:
         print_record(refresh_record(submitted.run))
 
 
-def _check_now(now: bool, resolved: Resolved) -> None:
-    if now and (resolved.cluster.scheduler == "slurm" or resolved.job.dependency is not None):
+def _check_now(resolved: Resolved) -> None:
+    if resolved.cluster.scheduler == "slurm" or resolved.job.dependency is not None:
         message = "--now starts a run on this machine without Slurm, and --dependency waits"
         raise ConfigError(message, "leave --now out, or use --cluster local without --dependency")
 
@@ -187,7 +189,8 @@ def _resume(name: str, request: Request, from_start: bool, options: SubmitOption
                 return
             submitted = _submit(resumption.prepared, resumption.parent, options)
         else:
-            _check_now(options.now, resumption.resolved)
+            if options.now:
+                _check_now(resumption.resolved)
             if options.dry:
                 yield from _would_resume(resumption, options)
                 return
@@ -206,11 +209,11 @@ def _would_resume(resumption: SameRun, options: SubmitOptions) -> AnswerParts:
         *summary_rows(resolved),
         ("would run", f"the run's own {from_here(run.job_script)}"),
     ]
-    yield would_run(resolved)
+    yield AnsweredRun(resolved)
     _show(resolved, text, rows, options)
 
 
-def _branch(text: str, request: Request) -> tuple[PreparedRun, Parent]:
+def _branch(text: str, request: Request) -> tuple[PreparedRun, Parent | None]:
     """Prepares a new run from a checkpoint of the run that `text` names."""
     from hpc_gpt.launcher.branching import prepare_branch, split_branch
 

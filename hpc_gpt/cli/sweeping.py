@@ -8,17 +8,16 @@ import click
 
 from hpc_gpt.cli.submit_answer import (
     NOTHING_DONE,
+    AnsweredRun,
     AnswerParts,
     LeftOut,
     SubmitOptions,
-    answered_run,
     on_cluster,
     print_lack_of_files,
     print_lines,
     print_start,
     print_waits,
     with_interrupts,
-    would_run,
 )
 from hpc_gpt.core.ends.run_state import newest_submission
 from hpc_gpt.core.errors import ConfigError, JobFailed, JobRefused, UserError
@@ -71,7 +70,7 @@ def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, o
     yield from (LeftOut(name, str(fault)) for name, fault in prepared.unfit.items())
     is_local = rows[0].resolved.cluster.scheduler == "local"
     if options.dry:
-        yield from (would_run(row.resolved, row.prediction) for row in rows)
+        yield from (AnsweredRun(row.resolved, prediction=row.prediction) for row in rows)
         _print_rows(prepared)
         _show_sweep(rows, is_local)
         return
@@ -122,7 +121,7 @@ def _queued(sweep: SubmittedSweep, followed: bool) -> AnswerParts:
     for job in sweep.jobs:
         for run in job.runs:
             number = newest_submission(run).get("job_id")
-            yield answered_run(run, run.resolved(), number, waits=job.waits, sweep=sweep.id, followed=followed)
+            yield AnsweredRun(run.resolved(), run, number, (), job.waits, sweep.id, followed)
     queued = {run.path for job in sweep.jobs for run in job.runs}
     for run in sweep.runs:
         if run.path not in queued and (why := newest_submission(run).get("refused")):
@@ -175,7 +174,7 @@ def _show_sweep(rows: Sequence[PreparedRun], is_local: bool) -> None:
 def _print_sweep(sweep: SubmittedSweep, wait: bool) -> None:
     for job in sweep.jobs:
         what = f"{len(job.runs)} runs as array" if len(job.runs) > 1 else f"{job.runs[0].run_id} as job"
-        say(f"submitted {what} {job.id}{on_cluster(job.runs[0])}")
+        say(f"submitted {what} {job.id}{on_cluster(job.runs[0].slurm_cluster())}")
         print_waits(job.waits)
     for refusal in sweep.refusals:
         say(f"not queued: {refusal}", err=True)
@@ -194,7 +193,7 @@ def _run_here(sweep: SubmittedSweep, rows: Sequence[PreparedRun], names: Sequenc
             say(f"{row.resolved.row}: cancelled while it waited", err=True)
             yield LeftOut(str(row.resolved.row), "cancelled while it waited")
             continue
-        yield answered_run(run, row.resolved, submitted.job_id, sweep=sweep.id, followed=True)
+        yield AnsweredRun(row.resolved, run, submitted.job_id, sweep=sweep.id, followed=True)
         started = f"started {row.resolved.row}, {run.run_id}, as process {submitted.job_id}"
         interrupts = with_interrupts(functools.partial(click.echo, started), wait=True)
         try:

@@ -125,15 +125,13 @@ class _Check:
             named = {name: self.value(inner[1], part, f"{key}.{name}") for name, part in value.items()}
             return _FAULTY if _FAULTY in named.values() else named
         with contextlib.suppress(TypeError, ValueError, OverflowError):
-            if isinstance(value, str) and (key in self.given or value[-1:].isalpha()) and self._is_count(kind, key):
+            is_text = isinstance(value, str) and (key in self.given or value[-1:].isalpha())
+            # A number of tokens may be written as a float.
+            if is_text and (kind is int or (kind is float and getattr(key_in(self.root, key)[1], "thousand", None))):
                 value = count_of_key(self.root, key, value)
             return _scalar(kind, value, key in self.given)
         self.faults.setdefault(key, _type_fault(key, kind, value))
         return _FAULTY
-
-    def _is_count(self, kind: Any, key: str) -> bool:
-        """Whether the key is a whole number, or a number of tokens, which may be written as a float."""
-        return kind is int or (kind is float and bool(getattr(key_in(self.root, key)[1], "thousand", None)))
 
     def _one_of(self, kinds: Sequence[Any], value: Any, key: str) -> Any:
         """A value of a key that may have several types; the fault names them all if it has none of them."""

@@ -89,13 +89,10 @@ class _Draft(Decided):
     """A run while it is decided: each step fills in what the later ones read. `faults`: those of its keys, before
     anything is decided."""
 
+    until: Until = field(default_factory=Until)
     wants_faster: bool = False
     faults: list[Fault] = field(default_factory=list)
     inputs: ForecastInputs | None = None
-
-    @property
-    def until(self) -> Until:
-        return self.request.until or Until()
 
 
 def prepare_row(
@@ -149,6 +146,7 @@ def _read(request: Request, profile: ClusterProfile, file: ExperimentFile, row: 
         experiment=experiment,
         given_keys=keys_given(file, request.overrides, row),
         full_profile=full_profile,
+        until=until,
         faults=faults,
         wants_faster=faster and not request.smoke,  # the speed of a smoke run does not matter
     )

@@ -45,13 +45,15 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class SubmittedRun:
     """A run, its settings and the id of its job; `jobs` are all jobs of its chain, if several were submitted at once.
-    `waits`: the reason why Slurm cannot start it now, empty if it can."""
+    `waits`: the reason why Slurm cannot start it now, empty if it can. `cluster`: of Slurm, if one of several was
+    chosen."""
 
     run: RunFolder
     resolved: Resolved
     job_id: str
     jobs: tuple[str, ...] = ()
     waits: str = ""
+    cluster: str | None = None
 
 
 def submit_run(prepared: PreparedRun, logs: Path, parent: Parent | None = None, now: bool = False) -> SubmittedRun:
@@ -216,8 +218,8 @@ def start_run(
     if resolved.cluster.scheduler == "slurm":
         from hpc_gpt.core.slurm.executor import submit_to_slurm
 
-        ids = submit_to_slurm(run, resolved, jobs, options)
-        return SubmittedRun(run, resolved, ids[0], tuple(ids))
+        ids, cluster = submit_to_slurm(run, resolved, jobs, options)
+        return SubmittedRun(run, resolved, ids[0], tuple(ids), cluster=cluster)
     from hpc_gpt.launcher.local.queue import start_here
 
     try:

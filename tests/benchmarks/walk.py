@@ -1,9 +1,9 @@
 """The modules and functions through which a command goes: `python -m tests.benchmarks.walk [WORDS]`.
 
 Nothing passes or fails. Slurm's commands are stand-ins that accept every job, and the standard data are made already. A
-function counts if it ran, also while its module was imported, by its name: comprehensions and lambdas of one function are
-one of each kind, and two rows tell how many functions there are without them, and with each of them. A module counts as
-run if one of its functions did. Without WORDS it measures two commands that are typed often.
+function counts if it ran, also while its module was imported, by its name: the comprehensions of one function are one
+more, and its lambdas another. Two more rows count without any of them, and with each. A module counts as run if one of
+its functions did. Without WORDS it measures two commands that are typed often.
 """
 
 import argparse

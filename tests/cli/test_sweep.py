@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.cli.submit_answer import answered_run
+from hpc_gpt.cli.submit_answer import AnsweredRun
 from hpc_gpt.core.errors import JobFailed
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.settings.experiment_file import find_sweep
@@ -85,7 +85,7 @@ def test_a_row_without_its_data_is_left_out_like_others(table, tmp_path, monkeyp
 
 def test_the_answer_has_what_was_started_before_a_fault(table, monkeypatch):
     def fails_in_the_second(sweep, rows):
-        yield answered_run(sweep.runs[0], rows[0].resolved, "7", sweep=sweep.id, followed=True)
+        yield AnsweredRun(rows[0].resolved, sweep.runs[0], "7", sweep=sweep.id, followed=True)
         raise JobFailed("it failed")
 
     monkeypatch.setattr("hpc_gpt.cli.sweeping._run_here", fails_in_the_second)

@@ -50,9 +50,9 @@ def test_a_job_is_submitted_with_these_words(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv("HPC_GPT_PYTHON", "/py")
         for _ in range(2):
             (tmp_path / "asked").unlink(missing_ok=True)
-            assert submit_to_slurm(run, replace(resolved, script=ScriptFacts("0")), options=["--nice=3"]) == ["9"]
+            assert submit_to_slurm(run, replace(resolved, script=ScriptFacts("0")), options=["--nice=3"]).ids == ["9"]
     else:
-        assert submit_to_slurm(run, replace(resolved, cluster=replace(resolved.cluster, chain=kind))) == ["9"]
+        assert submit_to_slurm(run, replace(resolved, cluster=replace(resolved.cluster, chain=kind))).ids == ["9"]
     places = {"here": Path.cwd(), "run": run.path, "run2": str(run.path).replace("%", "%%"), "logs": logs,
               "logs2": str(logs).replace("%", "%%"), "id": run.run_id}  # fmt: skip
     assert (tmp_path / "asked").read_text() == LINES[kind].format(**places) + "\n"
@@ -108,7 +108,7 @@ def test_each_job_of_a_chain_says_which_until_one_is_refused(run, monkeypatch):
     chained = replace(resolved, cluster=replace(resolved.cluster, chain="singleton"))
     taken = [Answer(0, f"Submitted batch job {number}\n", "") for number in (7, 8)]
     lines = sbatch(monkeypatch, *taken, REFUSAL)
-    assert slurm_executor.submit_to_slurm(run, chained, 4) == ["7", "8"]
+    assert slurm_executor.submit_to_slurm(run, chained, 4).ids == ["7", "8"]
     entries = [(line.get("job_id"), line["link"], line["links"]) for line in run.submissions()]
     assert entries == [("7", 1, 4), ("8", 2, 4), (None, 3, 4)]
     assert {line["attempts_before"] for line in run.submissions()} == {0}

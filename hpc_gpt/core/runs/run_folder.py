@@ -331,6 +331,11 @@ class RunFolder:
         line = {"time": time.time(), "folder": str(self.path), **submission}
         append_line(self.path / "submissions.jsonl", json.dumps(line))
 
+    @property
+    def was_sent(self) -> bool:
+        """Whether a job was submitted for the run, or an attempt began."""
+        return (self.path / "submissions.jsonl").exists() or (self.path / "attempts").exists()
+
     def slurm_cluster(self) -> str | None:
         """The Slurm cluster of the run's jobs, if one was chosen: every command about them names it.
 
@@ -338,7 +343,9 @@ class RunFolder:
         submitted to.
         """
         notes = (*self.submissions(), *(attempt.started() for attempt in self.attempts()))
-        return next((n["slurm_cluster"] for n in notes if n.get("slurm_cluster") and not _is_federated(n)), None)
+        return next(
+            (n["slurm_cluster"] for n in notes if n.get("slurm_cluster") and not is_federated(n.get("job_id"))), None
+        )
 
     def cancelled_mark(self, job_id: str) -> Path:
         """The file that `hpc-gpt cancel` writes before it ends a job, so that nothing requeues it: `user, host, time`.
@@ -504,9 +511,9 @@ def claim_folder(parent: Path) -> Path:
     raise RunFolderError(f"no free run id under {parent} in 100 tries", "try again")
 
 
-def _is_federated(note: Mapping[str, Any]) -> bool:
+def is_federated(job_id: str | None) -> bool:
     """Whether a job's id is unique in a federation: its upper bits are the cluster's number."""
-    number = str(note.get("job_id")).partition("_")[0]
+    number = str(job_id).partition("_")[0]
     return number.isdecimal() and int(number) >= 1 << 26
 
 

@@ -272,7 +272,7 @@ def _site_faults(profile: ClusterProfile, path: str, faulty: Collection[str]) ->
         )
     names = [name for name, value in profile.environment.items() if is_secret_variable(name, value)]
     hint = f"take it out and export {', '.join(names)} in the shell that submits: jobs and containers inherit it"
-    if option := _narrow_export(profile):
+    if names and (option := _narrow_export(profile)):
         hint += f"; {option} of this profile would prevent that: take it out as well"
     for name in names:
         yield Fault(f"{path}: environment.{name} looks like a secret, which job.sh and the run folder would hold", hint)

@@ -181,8 +181,9 @@ def load_experiment(
     """
     file = read_experiment(name) if isinstance(name, str) else name
     tables, overridden = file.overridden(overrides, row), overrides or ()
-    elsewhere = steps_elsewhere or _steps_are_newer(file, row, overridden)
     experiment, found = read_tables(tables, Experiment, str(file.path), overridden)
+    fits = cut_schedule(experiment.train)[0] == experiment.train
+    elsewhere = steps_elsewhere or fits or _steps_are_newer(file, row, overridden)
     stated = {key for key, value in _table_at(tables, "train").items() if value is not None}
     found += without_followers(schedule_faults(experiment.train, stated, str(file.path), overridden, elsewhere), found)
     with gathered(faults):

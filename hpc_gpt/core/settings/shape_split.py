@@ -107,7 +107,8 @@ def split_faults(shape: ModelShape, layout: Layout) -> Iterator[Fault]:
             f"pp {layout.pp} needs at least {layout.pp} layers, one a stage, but the model has {shape.layers}",
             f"use --pp {shape.layers} or fewer",
         )
-    yield from expert_faults(shape, layout)
+    if layout.ep > 1 or layout.expert_tp != layout.tp:
+        yield from expert_faults(shape, layout)
 
 
 def _tp_faults(shape: ModelShape, layout: Layout) -> Iterator[Fault]:
@@ -150,10 +151,8 @@ def _tp_faults(shape: ModelShape, layout: Layout) -> Iterator[Fault]:
 
 
 def expert_faults(shape: ModelShape, layout: Layout) -> Iterator[Fault]:
-    """The reasons why ep and etp cannot divide the model's experts over the layout's ranks."""
+    """The reasons why an ep above 1, or an etp, cannot divide the model's experts over the layout's ranks."""
     ep, etp, experts = layout.ep, layout.expert_tp, shape.experts
-    if ep == 1 and etp == layout.tp:
-        return
     if experts is None:
         axis = f"ep {ep}" if ep > 1 else f"etp {etp}"
         yield split_fault("the model has no experts", f"{axis} divides experts, but the model has none", "use --ep 1")

@@ -157,8 +157,28 @@ def job_faults(job: Job, profile: ClusterProfile, has_forecast: bool = True) -> 
     """The faults of values that a directive, a file pattern or the script cannot hold. `job`: [job] over the profile's
     values. Before the run `has_forecast`, a time limit is not compared with the signal's lead, of which that says more.
     """
+    messages = [*_text_faults(job, profile), *_owned_faults("job.sbatch", "sbatch", job.sbatch, _OWNED_SBATCH)]
+    messages += [*_owned_faults("job.srun", "srun", job.srun, _OWNED_SRUN), *_environment_faults(profile)]
+    of_time, limit, lead, spares = list[Fault](), None, job.signal_lead_s, job.spare_nodes or 0
+    with gathered(of_time):
+        limit = limit_s(job.time)
+    messages += [fault.message for fault in of_time]
+    if lead is not None and lead < 1:
+        messages.append(f"job.signal_lead_s is {lead}, but must be at least 1")
+    elif has_forecast and limit is not None and lead is not None and lead >= limit:
+        messages.append(
+            f"job.signal_lead_s {lead} s leaves nothing of job.time {job.time} ({limit} s): "
+            "the job would save and go back to the queue at once"
+        )
+    if spares < 0:
+        messages.append(f"job.spare_nodes is {spares}, but must not be negative")
+    elif spares and not job.preflight and profile.scheduler == "slurm":
+        messages.append(f"job.spare_nodes is {spares}, but job.preflight is off, which alone finds nodes to replace")
+    if job.cpus_per_task is not None and job.cpus_per_task < 1:
+        messages.append(f"job.cpus_per_task is {job.cpus_per_task}, but must be at least 1")
     hint = "change the key in the experiment, the cluster profile or with --set"
-    return (Fault(message, hint) for message in _job_faults(job, profile, has_forecast))
+    for message in messages:
+        yield Fault(message, hint)
 
 
 def after_faults(after: After) -> Iterator[Fault]:
@@ -169,30 +189,6 @@ def after_faults(after: After) -> Iterator[Fault]:
             yield Fault(message, "change after.sbatch")
     for message in _owned_faults("after.sbatch", "sbatch", after.sbatch, _OWNED_AFTER):
         yield Fault(message, "change after.sbatch")
-
-
-def _job_faults(job: Job, profile: ClusterProfile, has_forecast: bool) -> Iterator[str]:
-    yield from _text_faults(job, profile)
-    yield from _owned_faults("job.sbatch", "sbatch", job.sbatch, _OWNED_SBATCH)
-    yield from _owned_faults("job.srun", "srun", job.srun, _OWNED_SRUN)
-    yield from _environment_faults(profile)
-    of_time, limit, lead, spares = list[Fault](), None, job.signal_lead_s, job.spare_nodes or 0
-    with gathered(of_time):
-        limit = limit_s(job.time)
-    yield from (fault.message for fault in of_time)
-    if lead is not None and lead < 1:
-        yield f"job.signal_lead_s is {lead}, but must be at least 1"
-    elif has_forecast and limit is not None and lead is not None and lead >= limit:
-        yield (
-            f"job.signal_lead_s {lead} s leaves nothing of job.time {job.time} ({limit} s): "
-            "the job would save and go back to the queue at once"
-        )
-    if spares < 0:
-        yield f"job.spare_nodes is {spares}, but must not be negative"
-    elif spares and not job.preflight and profile.scheduler == "slurm":
-        yield f"job.spare_nodes is {spares}, but job.preflight is off, which alone finds nodes to replace"
-    if job.cpus_per_task is not None and job.cpus_per_task < 1:
-        yield f"job.cpus_per_task is {job.cpus_per_task}, but must be at least 1"
 
 
 def after_options(resolved: Resolved) -> list[str]:

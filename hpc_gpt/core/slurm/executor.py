@@ -6,12 +6,12 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from submitit.slurm.slurm import SlurmExecutor
 
 from hpc_gpt.core.errors import JobRefused, RunFolderError, SlurmUnreachable
-from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
+from hpc_gpt.core.runs.run_folder import RunFolder, is_federated, job_ids
 from hpc_gpt.core.secrets import hide_secrets, hide_words
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.clients import (
@@ -43,6 +43,13 @@ _TIMES = 4
 _POLL_S = 0.5
 
 
+class SlurmJobs(NamedTuple):
+    """The `ids` of the jobs that Slurm accepted for a run, and their cluster, if one of several was chosen."""
+
+    ids: list[str]
+    cluster: str | None
+
+
 class ScriptExecutor(SlurmExecutor):
     """Submits a script with sbatch's `command` line: the job.sh of a run or of an array.
 
@@ -61,6 +68,7 @@ class ScriptExecutor(SlurmExecutor):
         self.command, self.environment, self.runs, self.profile = command, environment, runs, profile
         # The same for all jobs of a chain: the first may start before the next is submitted.
         self._before = {element: run.attempts_before for element, run in runs.items()}
+        self.cluster = self.first.slurm_cluster() if self.first.was_sent else None
 
     def submit_script(self, note: Mapping[str, Any] | None = None) -> str:
         """Calls sbatch with the script in its own folder, not with a copy, and returns the job's id. Each run's
@@ -70,8 +78,8 @@ class ScriptExecutor(SlurmExecutor):
         """
         entry = {"scheduler": "slurm", "job_id": None, "command": hide_words(self.command), "refused": None}
         entry |= {"cluster": self.profile, **(note or {})}
-        cluster, environment = self.first.slurm_cluster(), self.environment
-        if cluster is None and job_ids(self.first):
+        cluster, environment = self.cluster, self.environment
+        if cluster is None and self.first.was_sent and job_ids(self.first):
             environment = without_choice(environment)
         began, lost = time.time(), ""
         try:
@@ -97,6 +105,7 @@ class ScriptExecutor(SlurmExecutor):
         job_id = self._get_job_id_from_submission_command(answer.stdout)
         if match := re.search(r" on cluster (\S+)", answer.stdout):
             entry["slurm_cluster"] = cluster = match[1]
+            self.cluster = None if is_federated(job_id) else cluster
         try:
             self._note(entry, job_id)
         except RunFolderError as fault:
@@ -130,6 +139,7 @@ class ScriptExecutor(SlurmExecutor):
                 f"sbatch sent the job and got no answer ({entry['lost']}): it may be queued",
                 f"do not submit it again: hpc-gpt status {name} finds it once Slurm answers",
             )
+        self.cluster = self.first.slurm_cluster()
         return job_id
 
     def _note(self, entry: Mapping[str, Any], job_id: str = "") -> None:
@@ -169,8 +179,8 @@ def submit_own(
     return ScriptExecutor(command, environment, runs, resolved.cluster.name).submit_script()
 
 
-def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, options: Sequence[str] = ()) -> list[str]:
-    """Submits the run's job.sh, as a chain of `jobs` jobs, and returns the ids of those that Slurm accepted.
+def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, options: Sequence[str] = ()) -> SlurmJobs:
+    """Submits the run's job.sh, as a chain of `jobs` jobs, and returns those that Slurm accepted.
 
     `options`: further options of sbatch, for a user's own script.
 
@@ -180,15 +190,17 @@ def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, options: 
     if resolved.script is not None:
         later = options if job_ids(run) else ()  # job.sh has the options of the first submission
         if run.sweep_id is None:
-            return [submit_own(run.path, output, resolved, {"": run}, options, later)]
-        folder = run.path.parent / run.sweep_id / "1"  # the folder of its array
-        only = [*options, f"--array={resolved.row}"]
-        return [submit_own(folder, ARRAY_OUTPUT, resolved, {f"_{resolved.row}": run}, only, later)]
+            job_id = submit_own(run.path, output, resolved, {"": run}, options, later)
+        else:
+            folder = run.path.parent / run.sweep_id / "1"  # the folder of its array
+            only = [*options, f"--array={resolved.row}"]
+            job_id = submit_own(folder, ARRAY_OUTPUT, resolved, {f"_{resolved.row}": run}, only, later)
+        return SlurmJobs([job_id], run.slurm_cluster())
     requeue = requeue_of(resolved.cluster)
     flags = [f"--output={_no_pattern(run.path)}/{output}", *requeue.flags(resolved, run.run_id)]
     executor = _executor(run.job_script, flags, {"HPC_GPT_RUN": str(run.path)}, {"": run}, resolved)
     if not requeue.at_once:
-        return [executor.submit_script()]
+        return SlurmJobs([executor.submit_script()], executor.cluster)
     accepted: list[str] = []
     for number in range(1, jobs + 1):
         try:
@@ -198,7 +210,7 @@ def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, options: 
             if not accepted:
                 raise
             break
-    return accepted
+    return SlurmJobs(accepted, executor.cluster)
 
 
 def submit_array(

@@ -16,10 +16,10 @@ def describe_data(resolved: Resolved) -> tuple[Line, ...]:
     """Lines for the user on the data of a run that `ensure_data` has accepted: source, tokens, epochs in all steps, the
     token that ends a document if attention is masked; and a note if they use less than a tenth of the model's
     vocabulary."""
-    lines, end = _lines(resolved), end_token(resolved)
-    if end is None:
-        return lines
-    first, *others = lines
+    if not resolved.data.mask_documents:
+        return _lines(resolved)
+    first, *others = _lines(resolved)
+    end = end_token(resolved)
     return (Line(first.label, f"{first.text}; attention within documents, which token {end} ends"), *others)
 
 

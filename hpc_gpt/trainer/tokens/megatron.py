@@ -32,9 +32,8 @@ from hpc_gpt.trainer.tokens.tokenizer import Tokenizer
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")
-_DTYPES: dict[int, np.dtype[Any]] = {
-    code: np.dtype(kind) for code, kind in enumerate(("<u1", "<i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2"), start=1)
-}
+_KINDS = ("<u1", "<i1", "<i2", "<i4", "<i8", "<f8", "<f4", "<u2")
+_DTYPES: dict[int, np.dtype[Any]] = dict(enumerate(map(np.dtype, _KINDS), start=1))
 _FLOATS = (6, 7)  # codes of types that hold no tokens
 # The entries of an index that are read at once.
 _INDEX_AT_ONCE = 1 << 20

@@ -165,11 +165,11 @@ def _check_one_tokenizer(resolved: Resolved) -> None:
 
 
 def _ensure(resolved: Resolved, make: bool, looked_up: LookedUp | None, sums: bool) -> Path | None:
-    path = data_path(resolved)
-    end_token(resolved)
+    path, data = data_path(resolved), resolved.data
+    if data.mask_documents:
+        end_token(resolved)  # raises if there is none
     if path is None:
         return None
-    data = resolved.data
     if is_stdlib(data):
         if data.source != "stream" and data.tokenizer != BYTE:
             raise DataError(
@@ -197,7 +197,8 @@ def _ensure(resolved: Resolved, make: bool, looked_up: LookedUp | None, sums: bo
         check_end_of_stream(resolved, shards.folder / shards.training[0])
     else:
         file = open_file(resolved, looked_up)
-        check_end_token(resolved, file.tokens, file.path)
+        if data.mask_documents:
+            check_end_token(resolved, file.tokens, file.path)
         _check_content(file, sums=sums and data.source == "tokens" and not is_stdlib(data))
     return path
 

@@ -87,11 +87,6 @@ def run_faults(run: Sized) -> Iterator[Fault]:
                 "leave it out, and let the job read {checkpoint}",
                 keys=("model",),
             )
-    yield from _token_faults(run)
-
-
-def _token_faults(run: Sized) -> Iterator[Fault]:
-    """The fault of a run with more tokens than can be counted."""
     steps, batch, seq = run.train.steps, run.batch.global_batch, run.model.seq
     if not runs_program(run) and steps * batch * seq > MOST_TOKENS:
         product = f"{steps:,} steps x {batch:,} samples x {seq:,} are {steps * batch * seq:,} tokens"
@@ -313,5 +308,5 @@ def _size_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterator[
 
 def export_notes(engine: str, shape: ModelShape) -> tuple[str, ...]:
     """The notes on what `export` will refuse of a run of an engine with this shape."""
-    note = "" if engine_named(engine).is_program else no_class_note(shape)
-    return (note,) if note else ()
+    refused = shape.is_mixture and not engine_named(engine).is_program
+    return (note,) if refused and (note := no_class_note(shape)) else ()

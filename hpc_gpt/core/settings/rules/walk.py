@@ -105,10 +105,10 @@ def _requested_ep_faults(request: LayoutRequest, shape: ModelShape, profile: Clu
     """The faults of the requested ep, for a shape with faults of its own."""
     tp, pp, cp = request.tp or 1, request.pp or 1, request.cp or 1
     gpus = request.gpus or (request.nodes or 1) * profile.gpus_per_node
-    if not request.ep or (shape.experts or 1) < 1:
+    if (ep := request.ep or 1) == 1 or (shape.experts or 1) < 1:
         return []
     dp = max(1, request.dp or gpus // (tp * pp * cp))
-    return list(expert_faults(shape, Layout(tp, pp, dp, cp, request.ep)))
+    return list(expert_faults(shape, Layout(tp, pp, dp, cp, ep)))
 
 
 def _train(experiment: Experiment, profile: ClusterProfile) -> Iterator[Fault]:
