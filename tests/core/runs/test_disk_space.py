@@ -14,6 +14,7 @@ from hpc_gpt.core.runs.disk_space import (
     space_needed_gib,
     steps_between_saves,
 )
+from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
@@ -51,9 +52,9 @@ def test_checkpoints_to_come(train, step, count):
     assert checkpoints_to_come(resolved(**train), step) == count
 
 
-def test_room_is_that_of_weights_and_optimizer():
+def test_room_is_that_of_weights_and_optimizer(tmp_path):
     run = resolved(steps=100, save_every=0, dtype="fp32")
-    one, every = space_needed_gib(run)
+    one, every = space_needed_gib(run, RunFolder(tmp_path))
     assert one == every
     assert one == 12 * run.model.params / GIB
 
