@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.errors import Fault, LayoutError, gathered, raise_faults
+from hpc_gpt.core.errors import ConfigError, Fault, LayoutError, gathered, raise_faults
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Engine, Experiment, Job, LayoutRequest, ScriptFacts, Train
 from hpc_gpt.core.settings.layout import Layout, check_gpus, check_nodes, nodes_for, solve_batch
@@ -57,20 +57,36 @@ def size_run(
     """The experiment with a value for every key, for one cluster profile.
 
     Raises LayoutError or ConfigError for what cannot run, before anything is written or queued: all faults at once, and
-    with them `faults` that were found before. `to_train`: also those that do not hinder a plan.
+    with them `faults` that were found before. Without a sound layout those that no layout mends stand for all of what
+    would be decided. `to_train`: also those that do not hinder a plan.
     """
     found = faults_before(experiment, profile, faults)
-    sized, more = None, list[Fault]()
+    sound, sized, more = sound_part(experiment, found), None, list[Fault]()
     with gathered(more):
-        sized = _decide(sound_part(experiment, found), profile, script)
-    if sized is not None:
-        more += faults_after(sized)
-        more += product_faults(sized) if to_train else ()
+        sized = _decide(sound, profile, script)
+    has_layout = sized is not None and not any(key.startswith("layout") for fault in found for key in keys_of(fault))
+    after = faults_after(sized) if sized is not None and has_layout else _faults_of_any_layout(sound, profile)
+    more = [*after, *more, *(product_faults(sized) if sized is not None and to_train else ())]
     of_layout = () if experiment.layout.tp else ("model",)  # a default tp follows from the model
     found += without_followers(more, found, ("engine.name",), of_layout)
     raise_faults(fault._replace(keys=keys_of(fault)) for fault in found)
     assert sized is not None
     return sized
+
+
+def _faults_of_any_layout(experiment: Experiment, profile: ClusterProfile) -> list[Fault]:
+    """The faults of what would be decided with two layouts and batches that have no size in common: the layout has no
+    part in these. Empty if something else cannot be decided."""
+    small = LayoutRequest(gpus=1, tp=1, pp=1, micro_batch=1, micro_batches=1)
+    large = LayoutRequest(tp=2, pp=2, cp=2, dp=2, ep=2, micro_batch=2, micro_batches=3)
+    one_node = replace(profile, gpus_per_node=16)
+    try:
+        first, second = (
+            faults_after(_decide(replace(experiment, layout=layout), one_node, None)) for layout in (small, large)
+        )
+    except (ConfigError, LayoutError):
+        return []
+    return [fault for fault in first if fault in second]
 
 
 def _decide(experiment: Experiment, profile: ClusterProfile, script: ScriptFacts | None) -> Sized:

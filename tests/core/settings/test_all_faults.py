@@ -85,3 +85,31 @@ def test_a_fault_of_every_row_is_said_once() -> None:
     errors = {"x": ConfigError("a is 1\nb is 1", "use 2; use 3", [both, one]), "y": of_y}
     assert faults_of_rows(errors, 2).faults == (both, one._replace(message="row 'x': b is 1"))
     assert faults_of_rows(errors, 3).faults[0].message == "rows 'x', 'y': a is 1"
+
+
+# A faulty key of the layout, or none; a layout that contradicts itself, or none; a fault that no layout has a part in.
+LAYOUTS = [{}, *({f"layout.{key}": 0} for key in ("tp", "pp", "dp", "gpus", "micro_batch", "global_batch"))]
+CONTRADICTIONS = [{}, {"layout.gpus": 4, "layout.tp": 3}, {"layout.global_batch": 7, "layout.micro_batch": 2}]
+OF_NO_LAYOUT = [
+    {"engine.tiles": 2},
+    {"engine.zero_stage": 3},
+    {"engine.gather_blocks": 0, "train.z_loss": 0.1},
+    {"engine.name": "fsdp", "engine.offload": "optimizer"},
+    {"train.balance": "bias"},
+]
+
+
+@pytest.mark.parametrize("of_no_layout", OF_NO_LAYOUT, ids=str)
+@pytest.mark.parametrize("contradiction", CONTRADICTIONS, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_no_user_needs_more_than_two_runs(layout, contradiction, of_no_layout) -> None:
+    """Each run's faults are mended before the next: only a contradiction follows from a faulty key of the layout."""
+    keys = {**contradiction, **layout, **of_no_layout}
+    for runs in range(4):
+        if not (named := {key for fault in faults_of(keys) for key in keys_of(fault)}):
+            break
+        # Whoever reads that a key is faulty gives it as it should be, and whoever reads of a contradiction resolves it.
+        mended = layout if named & set(layout) else contradiction if "layout" in named else {}
+        left = {key: value for key, value in keys.items() if key not in {*named, *mended}}
+        keys = {**contradiction, **left} if mended is layout and layout else left
+    assert runs <= 2
