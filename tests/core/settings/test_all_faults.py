@@ -104,10 +104,9 @@ OF_NO_LAYOUT = [
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_no_user_needs_more_than_two_runs(layout, contradiction, of_no_layout) -> None:
     """Each run's faults are mended before the next: only a contradiction follows from a faulty key of the layout."""
-    keys = {**contradiction, **layout, **of_no_layout}
-    for runs in range(4):
-        if not (named := {key for fault in faults_of(keys) for key in keys_of(fault)}):
-            break
+    keys, runs = {**contradiction, **layout, **of_no_layout}, 0
+    while (named := {key for fault in faults_of(keys) for key in keys_of(fault)}) and runs < 3:
+        runs += 1
         # Whoever reads that a key is faulty gives it as it should be, and whoever reads of a contradiction resolves it.
         mended = layout if named & set(layout) else contradiction if "layout" in named else {}
         left = {key: value for key, value in keys.items() if key not in {*named, *mended}}
