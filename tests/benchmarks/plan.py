@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 
 # The figures' own module lies among the tests, which are not installed.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -44,6 +45,7 @@ from tests.planner.published.figures import (
     WITHOUT_SOURCE,
     all_scores,
     as_tables,
+    mixture_tables,
     read_files,
     write,
 )
@@ -123,24 +125,20 @@ def _fit(folder: Path) -> None:
 
 def _fitted(rows: list[PublishedRow], held: Mapping[str, float]) -> None:
     """Prints the constants of `held` as fitted to the rows, and the errors with the table's, with these, and with those
-    that are fitted without each source, and without each release."""
+    that are fitted without each source, and without each release of a program."""
     found = fit_table(rows, held)
-    print(
-        "\n".join(
-            f"{name:<32} {VALUES[name]:g} {math.exp(found[name]):g}"
-            for name in found
-            if not isinstance(VALUES[name], list)
-        )
-    )
+    for name, logarithm in found.items():
+        print(f"{name:<32} {VALUES[name]} {math.exp(logarithm):.4g}")
     for part in (by_source, by_release):
         before, crossed = time_errors(rows, part), fitted_without(rows, held, part)
         with constants_set(found):
             after = time_errors(rows, part)
         print(f"\n{'':<28} {'rows':>4} {'table':>7} {'fitted':>7} {'without it':>11}")
-        for name, (count, error) in crossed.items():
-            print(f"{name:<28} {count:>4} {before[name][1]:>7.1%} {after[name][1]:>7.1%} {error:>11.1%}")
-        means = (sum(each[name][1] for name in crossed) / max(1, len(crossed)) for each in (before, after, crossed))
-        print("{:<28} {:>4} {:>7.1%} {:>7.1%} {:>11.1%}".format("averaged", "", *means))
+        means = [{name: fmean(errors[name]) for name in crossed} for errors in (before, after, crossed)]
+        for name, errors in crossed.items():
+            print("{:<28} {:>4} {:>7.1%} {:>7.1%} {:>11.1%}".format(name, len(errors), *(each[name] for each in means)))
+        if crossed:
+            print("{:<33} {:>7.1%} {:>7.1%} {:>11.1%}".format("averaged", *(fmean(each.values()) for each in means)))
 
 
 def _without(folder: Path) -> None:
@@ -182,16 +180,17 @@ def _figures(folder: Path, renew: bool) -> None:
     each_us = _microseconds([row for rows in files for row in rows.rows])
     print(f"one prediction: {each_us:.0f} microseconds, memory and time of one layout")
     if renew:
-        write(as_tables(files, tables))
+        write(as_tables(files, tables) | {"mixtures": mixture_tables(read_rows(folder / MIXTURES))})
         print(f"written: {COMMITTED}")
 
 
 def _mixtures(rows: Rows) -> None:
     """Errors on mixtures of experts by data sheets, and what each term is worth: the means over sources without it."""
     found = errors_without(rows)
-    _print_times(found, "step time of mixtures of experts, data sheets only (goal 12 %)")
-    _print_memory(found, "memory of mixtures (goal 8 %)")
-    print(f"left out: {len(rows.left_out)} of {len(rows.entries)} rows")
+    _print_times(found, "step time of mixtures of experts, data sheets only (goal 10 %)")
+    _print_memory(found, "memory of mixtures (goal 6 %)")
+    print(f"left out: {len(rows.left_out)} of {len(rows.entries)} rows\n")
+    _fitted(rows.rows, FITTED_MIXTURES)
     names = [each.source for each in found.sources]
     print(f"\n{'without':<26} {'time':>6} " + " ".join(f"{name[:14]:>14}" for name in names) + "  memory")
     for term in (None, *TERMS):

@@ -5,8 +5,10 @@
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from tests.planner.published.fitting import FITTED_MIXTURES, by_release, by_source, fitted_without
 from tests.planner.published.rows import Rows, read_rows
 from tests.planner.published.scores import (
     Errors,
@@ -69,6 +71,19 @@ def as_tables(files: Files, scores: dict[str, Scores]) -> dict[str, Any]:
         },
         "left_out": {entry.id: entry.reason for rows in files for entry in rows.left_out},
     }
+
+
+def mixture_tables(rows: Rows) -> dict[str, Any]:
+    """What is committed of the rows of mixtures: scores by data sheets; the number of rows and the mean error of the
+    times of each source, and each release of a program, by constants fitted to all others; and what is left out."""
+    tables = {
+        DATA_SHEETS: _of_scores(score(predicted_only(predict_rows(rows, choosing(()))))),
+        "left out": {entry.id: entry.reason for entry in rows.left_out},
+    }
+    for name, part in {"without the source": by_source, "without the release": by_release}.items():
+        errors = fitted_without(rows.rows, FITTED_MIXTURES, part)
+        tables[name] = {each: [len(found), round(fmean(found), 4)] for each, found in errors.items()}
+    return tables
 
 
 def write(tables: dict[str, Any]) -> None:
