@@ -269,12 +269,19 @@ class _StepModel:
         if training.whole_gradients:  # reduced once a step; in a pipeline weights stay gathered, too
             reduced /= training.micro_batches
             gathered /= training.micro_batches if training.pp > 1 else 1
-        takes = self._over_replicas_s(training, params, of_experts, gathered + reduced, self.links.reduction_b_s)
+        ahead = states_of(training).gathers_ahead
+        takes = self._over_replicas_s(training, params, of_experts, gathered + reduced, self._reduction_b_s(ahead))
         if one_by_one:
             return float(takes * VALUES["host.per_parameter_cost"] + VALUES["host.per_parameter_s"])
-        if of_experts and training.dropless and states_of(training).is_pytorchs:
-            return takes  # its hooks gather when the host comes to them, and the host waits for each router
+        if of_experts and training.dropless and not ahead:  # the host, which waits for each router, gathers late
+            return takes
         return self._shown_s(takes, busy)
+
+    def _reduction_b_s(self, overlaps: bool) -> float:
+        """Bytes/s of a node to the others in reductions and gathers; `overlaps`: of buckets beside the passes."""
+        if not overlaps or generation_of(self.machine) not in ("hopper", "blackwell"):
+            return self.links.reduction_b_s
+        return self.links.reduction_b_s * (VALUES["overlap.gradients.reduction"] / DEFAULT.reduction)
 
     def _over_replicas_s(
         self, training: Training, params: float, of_experts: float, bytes_each: float, rate: float
@@ -301,9 +308,7 @@ class _StepModel:
             hidden_s *= (1 + training.pp * (training.vp - 1)) / training.vp
         # The way back: a sharded optimizer gathers parameters, 2 bytes each, any other the summed gradients.
         back = 2.0 if training.sharded_optimizer else summed
-        rate = self.links.reduction_b_s
-        if training.dp_overlap and generation_of(self.machine) in ("hopper", "blackwell"):
-            rate *= VALUES["overlap.gradients.reduction"] / DEFAULT.reduction
+        rate = self._reduction_b_s(training.dp_overlap)
         takes = self._over_replicas_s(training, params, of_experts, summed, rate)
         gathers = self._over_replicas_s(training, params, of_experts, back, rate)
         if training.gathers_wait and training.sharded_optimizer and training.vp == 1:

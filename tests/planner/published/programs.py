@@ -93,6 +93,7 @@ class MegatronFsdp(OthersFsdp):
     is_unfused = False
     splits_by_dtensor = False
     scales_first = is_pytorchs = False
+    gathers_ahead = True
 
 
 class Megatron(Program):

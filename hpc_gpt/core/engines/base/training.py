@@ -240,6 +240,7 @@ class States:
     scales_first: ClassVar[bool] = False  # whether each cast to FP8 first finds its scale in a pass of its own
     # PyTorch's FSDP, whose hooks gather, and its context_parallel: a ring of every head's keys, summed by operators.
     is_pytorchs: ClassVar[bool] = False
+    gathers_ahead: ClassVar[bool] = False  # whether shards are gathered before the host comes to their layer
     # Whether tp is by PyTorch's parallel styles, which dispatch operators again.
     splits_by_dtensor: ClassVar[bool] = False
 
