@@ -49,7 +49,7 @@ def rows_an_expert(training: Training) -> float:
 
 
 def expert_products_s(training: Training, rates: Rates, kind: LayerKind) -> float:
-    """Seconds of the routed experts' products in a forward pass, one expert after the other."""
+    """Seconds of the routed experts' products in a forward pass, one expert after the other: a grouped product."""
     etp, local = training.expert_tp, local_experts(training)
     rows = expert_rows(training) / local
     each = sum(
@@ -57,7 +57,7 @@ def expert_products_s(training: Training, rates: Rates, kind: LayerKind) -> floa
         for parts in kind.products.values()
         if parts[0].is_routed
     )
-    return local * each
+    return local * each / rates.grouped
 
 
 def expert_weights(training: Training, kind: LayerKind) -> float:
@@ -75,9 +75,8 @@ def expert_pass_bytes(training: Training, kind: LayerKind, gate_bytes: float) ->
     """Bytes that one rank moves in a forward pass for router, permutation and the experts' activation and biases.
 
     A permutation reads T rows and writes k T, its inverse the opposite; rows that were sent are sorted once more where
-    they arrive, and back. Products in 8 or 4 bits take whole blocks of rows: they are copied to padded ones, and back
-    (Megatron-LM, TEGroupedMLP.quantization_padding). The router makes logits, probabilities and a map of T x E, in
-    fp32. `gate_bytes`: those of the activation for each of its numbers.
+    they arrive, and back. The router makes logits, probabilities and a map of T x E, in fp32. `gate_bytes`: those of
+    the activation for each of its numbers.
     """
     shape, rows = training.shape, expert_rows(training)
     tokens = own_tokens(training)
@@ -85,8 +84,14 @@ def expert_pass_bytes(training: Training, kind: LayerKind, gate_bytes: float) ->
     moved = 2 * 2 * shape.hidden * (tokens + own) + (0 if sorts_once(training) else 8 * shape.hidden * rows)
     router = float(VALUES["experts.router_bytes"]) * tokens * (shape.experts or 0)
     width = kind.routed[-1].columns_on(training.expert_tp)
-    padded = 8 * shape.hidden * rows if training.matmul != "none" else 0.0
-    return moved + padded + router + rows * gate_bytes * width + _bias_bytes(training, kind)
+    more = _padding_bytes(training) + _bias_bytes(training, kind)
+    return moved + router + rows * gate_bytes * width + more
+
+
+def _padding_bytes(training: Training) -> float:
+    """Bytes moved to copy rows to padded ones, and back: a product in 8 or 4 bits takes whole blocks of rows
+    (Megatron-LM, megatron/core/transformer/moe/experts.py, TEGroupedMLP.quantization_padding)."""
+    return 8.0 * training.shape.hidden * expert_rows(training) if training.matmul != "none" else 0.0
 
 
 def _bias_bytes(training: Training, kind: LayerKind) -> float:

@@ -273,8 +273,8 @@ class Rates:
     """A device's rates under `constants` for one training, in FLOP/s and bytes/s.
 
     `flops`: large products in 16 bits (or the dtype's); `layer_flops`: products in a layer, in the training's
-    format, whose operands have `operand` bytes. `forward`, `backward`: attention that keeps no
-    scores, over long sequences; `narrow`: the parts of these two with heads below 128.
+    format, whose operands have `operand` bytes; `grouped`: the part of it that experts' products reach. `forward`,
+    `backward`: attention that keeps no scores, over long sequences; `narrow`: the parts of these with heads below 128.
     """
 
     def __init__(self, machine: Machine, constants: Constants, training: Training) -> None:
@@ -297,6 +297,7 @@ class Rates:
             share = VALUES.get(f"products.{generation}.{matmul}") or VALUES[f"products.{generation}.none"]
             self.layer_flops = low * scale * _achievable(machine, generation, bits, low) * share
             self.operand = 0.5 if bits == "fp4" else 1.0
+        self.grouped = float(VALUES.get(f"experts.eight_bits.{generation}", 1.0)) if matmul != "none" else 1.0
         copies = float(VALUES.get(f"bandwidth.{generation}.copies", 1.0))
         self.bytes = machine.memory_gb_s * 1e9 * constants.memory * copies
         kernel = _kernel(training.attention, generation)

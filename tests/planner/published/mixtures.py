@@ -39,10 +39,14 @@ def _over_all_ranks(model: _StepModel, training: Training, params: float, of_exp
 # {term: what replaces it: constants, functions of a module or a class, or a change of every row's training}
 TERMS: dict[str, dict[str, Any]] = {
     "products by expert": {"expert_products_s": _one_product},
+    "grouped products in FP8": {"experts.eight_bits.hopper": 1.0},
     "dispatch and combine": {"exchange_s": lambda training, links: 0.0},
     "a copy to each node": {"dispatcher": "alltoall"},
     "its overlap": {"ep_overlap": False},
     "router and permutation": {"expert_pass_bytes": _only_gate},
+    "padding in 8 bits": {"_padding_bytes": lambda training: 0.0},
+    "biases of experts": {"_bias_bytes": lambda training, kind: 0.0},
+    "narrow heads on Blackwell": {"attention.narrow.blackwell": VALUES["attention.narrow.usual"]},
     "launches": {"launching_s": lambda training, host_s: 0.0},
     "the wait for the router": {"waits_for_router": lambda training: False},
     "the worst load": {"experts.worst_load": 1.0},
