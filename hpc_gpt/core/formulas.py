@@ -5,9 +5,8 @@ counts something else, so a figure always names its formula. Letters: P paramete
 h hidden, s sequence, B global batch in samples, V vocabulary, n GPUs, t seconds.
 """
 
-from typing import Literal
+from hpc_gpt.core.recomputation import Recompute, known_recompute, recomputation
 
-Recompute = Literal["none", "selective", "full"]
 GIB = 2**30  # bytes
 MOST_TOKENS = 2**63 - 1  # a count of tokens that the files and tensors of a run can hold
 
@@ -17,14 +16,19 @@ def tflops_seed(
 ) -> float:
     """TFLOP/s by Megatron-DeepSpeed's tables: 8 P s B / (t n 1e12) under full recomputation, else 6 P s B / (t n 1e12).
 
-    A forward pass takes 2 P FLOPs a token, a backward pass 4 P, a recomputed forward pass 2 P more. Attention is not
-    counted; selective recomputation repeats only attention, so it counts as none.
+    A forward pass takes 2 P FLOPs a token, a backward pass 4 P, a recomputed forward pass 2 P more, of a share of the
+    layers its share. Attention is not counted; selective recomputation repeats only attention, so it counts as none,
+    and so do modules.
     Source: Megatron-DeepSpeed's perf tables, "Metrics":
     `model_size_in_B * 4 * 2 * seq * global_batch_size / (seconds * gpus * 1e3)`.
     """
     _check(seq=seq, global_batch=global_batch, gpus=gpus, step_s=step_s)
-    factor = 8 if recompute == "full" else 6
-    return factor * params * seq * global_batch / (step_s * gpus * 1e12)
+    return seed_factor(recompute) * params * seq * global_batch / (step_s * gpus * 1e12)
+
+
+def seed_factor(recompute: Recompute | None) -> float:
+    """The FLOPs of a token and parameter by `tflops_seed`: 6 without recomputation or if it is not known, to 8."""
+    return 6 + 2 * recomputation(known_recompute(recompute) or "none").share
 
 
 def tflops_hardware(
@@ -38,6 +42,7 @@ def tflops_hardware(
     step_s: float,
     recompute: Recompute,
     layer_weights: float | None = None,
+    again_weights: float = 0.0,
     attention_width: float | None = None,
     attention_keys: float | None = None,
 ) -> float:
@@ -49,6 +54,9 @@ def tflops_hardware(
     full:      8 B s L M (1 + 2 s a / M) + 6 B s h V; the head is not recomputed
     none:      6 B s L M (1 + 2 s a / M) + 6 B s h V
     selective: none, plus one attention forward, 4 B s^2 a L
+    a share of the layers: that share of full, and of none the rest
+    modules:   none, plus 2 B s A for the A weights of all layers that they multiply again (`again_weights`), and one
+               attention forward for core_attn
 
     By default the layer is GPT-2's, M = 12 h^2 and a = h. Then full is 96 B s L h^2 (1 + s/6h + V/16Lh), eq. 3 of its
     source, and none 72 B s L h^2 (1 + s/6h + V/12Lh). Attention over a window takes 4 k a per token, where k is its
@@ -57,16 +65,16 @@ def tflops_hardware(
     (arXiv:2205.05198).
     """
     _check(seq=seq, global_batch=global_batch, gpus=gpus, step_s=step_s)
-    if recompute not in ("none", "selective", "full"):
-        raise ValueError(f"recompute is {recompute!r}, but must be none, selective or full")
+    again = recomputation(recompute)
     tokens = global_batch * seq
     weights, width = layer_weights or 12 * hidden**2, attention_width or hidden
-    passes = 8 if recompute == "full" else 6
+    passes = 6 + 2 * again.share
     keys = attention_keys or seq
     attention, head = 2 * keys * width / weights, 6 * vocab * hidden / (passes * layers * weights)
     flops = passes * tokens * layers * weights * (1 + attention + head)
-    if recompute == "selective":
+    if "core_attn" in again.modules:
         flops += 4 * tokens * keys * width * layers
+    flops += 2 * tokens * again_weights
     return flops / (step_s * gpus * 1e12)
 
 

@@ -11,7 +11,7 @@ from decimal import Decimal
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from hpc_gpt.core.errors import Fault, raise_faults
+from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
 from hpc_gpt.core.gone import GONE, gone_fault, gone_of_key
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.tables import close_matches, flat, keys_called, value_at
@@ -91,7 +91,7 @@ class _Check:
             is_required = (entry.default, entry.default_factory) == (MISSING, MISSING)
             if entry.name in tables:
                 value = self.value(hints[entry.name], tables[entry.name], key)
-                if value is not _FAULTY:
+                if value is not _FAULTY and self._has_meaning(entry.metadata.get("rules"), value, key):
                     values[entry.name] = value
             elif is_required:
                 self.faults[key] = f"{key}: field required"
@@ -103,6 +103,18 @@ class _Check:
             elif name not in hints:
                 self.faults[key] = self._unknown(kind, prefix, name)
         return kind(**values) if is_whole else _FAULTY
+
+    def _has_meaning(self, rules: Any, value: Any, key: str) -> bool:
+        """Whether the key's own rules know a text; adds the fault if they do not."""
+        check = getattr(rules, "check", None)
+        if check is None or not isinstance(value, str):
+            return True
+        try:
+            check(value)
+        except ConfigError as fault:
+            self.faults[key], self.hints[key] = str(fault), fault.hint
+            return False
+        return True
 
     def _is_gone(self, key: str, value: Any) -> bool:
         """Whether a key or its value is gone; adds its fault."""

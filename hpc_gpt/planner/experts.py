@@ -7,6 +7,7 @@ k T ep / E. The rank with the largest load decides, as all wait for it (`experts
 """
 
 from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.recomputation import recomputation
 from hpc_gpt.core.settings.layer_kinds import LayerKind
 from hpc_gpt.planner.constants import VALUES
 from hpc_gpt.planner.links import Links
@@ -121,7 +122,7 @@ def exchange_s(training: Training, links: Links) -> float:
     elif ep > 1:
         takes = 2 * links.exchange_s(worst_load(training) * size, ep, etp, *copies_sent(training, links))
     takes += 2 * links.ring_s(2 * expert_rows(training) * shape.hidden, etp)
-    return float(takes * (3 if training.recompute == "full" else 2))
+    return float(takes * (2 + recomputation(training.recompute).repeats("moe")))
 
 
 def dispatcher_of(training: Training) -> str:

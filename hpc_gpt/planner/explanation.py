@@ -9,6 +9,7 @@ from hpc_gpt.core.columns import Grid, filled
 from hpc_gpt.core.engines import engine_of, states_of
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.format import NOTHING, wrapped
+from hpc_gpt.core.recomputation import modules_of, recomputation
 from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Engine, Experiment, Train
 from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.settings.model_shape import ModelShape
@@ -254,17 +255,20 @@ def _how(part: str, run: Training) -> str:
     if part == "compute":
         return f"{run.micro_batches} micro-batches, forward and backward"
     if part == "recompute":
-        return "the forward pass again" if run.recompute == "full" else "attention's scores again"
+        again = recomputation(run.recompute)
+        if modules_of(run.recompute):
+            return f"{', '.join(modules_of(run.recompute))} again"
+        whole = "the forward pass" + (f" of {run.recompute} of the layers" if again.share < 1 else "")
+        return f"{whole} again" if again.share else "attention's scores again"
     if part == "tp":
         passes = "gather and scatter" if run.sequence_parallel else "all-reduce"
         return (
             f"{passes} of {run.shape.seq} x {run.micro_batch} x {run.shape.hidden} twice a layer and pass, tp {run.tp}"
         )
     if part == "ep":
-        times = 6 if run.recompute == "full" else 4
-        return (
-            f"{times} exchanges a layer and micro-batch of {run.shape.experts_per_token} x {run.tokens // run.tp} rows"
-        )
+        times = 4 + 2 * recomputation(run.recompute).repeats("moe")
+        sent = f"{run.shape.experts_per_token} x {run.tokens // run.tp} rows"
+        return f"{times:g} exchanges a layer and micro-batch of {sent}"
     if part == "dp":
         gathered = "; parameters gathered for each pass" if engine_of(run).sharding(run) == 3 else ""
         shared = f"{run.data_ranks} ranks, cp x dp" if run.cp > 1 else f"{run.dp} replicas"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hpc_gpt.core import columns, formulas
 from hpc_gpt.core.format import counted, show_rate, show_share, show_whole
+from hpc_gpt.core.recomputation import recomputation
 from hpc_gpt.core.settings.devices import units_of
 
 if TYPE_CHECKING:
@@ -71,6 +72,7 @@ def figures_of(training: Training, step: StepTime, machine: Machine, budget_toke
         vocab=shape.padded_vocab * (1 + shape.mtp_layers),
         recompute=training.recompute,
         layer_weights=shape.layer_weights,
+        again_weights=shape.weights_in(recomputation(training.recompute).linear),
         attention_width=shape.attention_width,
         attention_keys=shape.attention_keys,
         **counted,

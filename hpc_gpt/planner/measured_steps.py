@@ -11,7 +11,7 @@ from hpc_gpt.core.engines.base.training import Offload, OptimizerMode, Training
 from hpc_gpt.core.errors import ConfigError, OsErrorAs, UserError
 from hpc_gpt.core.files import json_in, read_json
 from hpc_gpt.core.format import plain
-from hpc_gpt.core.formulas import Recompute
+from hpc_gpt.core.recomputation import known_recompute
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.layout import AXES, Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
@@ -115,7 +115,7 @@ def training_of_record(record: Mapping[str, Any], device: str) -> Training:
         shard=_setting(settings, "layout.shard"),
         micro_batch=micro_batch,
         micro_batches=micro_batches,
-        recompute=_one_of(get_args(Recompute), record.get("recompute"), "none"),
+        recompute=known_recompute(record.get("recompute")) or "none",
         sequence_parallel=bool(_setting(settings, "engine.sequence_parallel")),
         zero_stage=zero_stage,
         dtype=record.get("dtype") or "bf16",

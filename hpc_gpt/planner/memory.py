@@ -14,7 +14,7 @@ are one kernel, as Megatron's bias_swiglu and torch.compile's). Dropout masks ar
 scores: models without biases train without dropout, and so do FSDP and DDP, which came later (`has_dropout`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal, overload
@@ -22,6 +22,7 @@ from typing import Any, Literal, overload
 from hpc_gpt.core.engines import engine_of, states_of
 from hpc_gpt.core.engines.base.training import StateBytes, Training, stated_states
 from hpc_gpt.core.formulas import GIB
+from hpc_gpt.core.recomputation import recomputation
 from hpc_gpt.core.settings.layer_kinds import LayerKind
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.shape_split import outer_params, stage_layers, vocab_rows
@@ -128,7 +129,8 @@ class LayerBytes:
     `stream`: one tensor of the residual stream, 2 sbh bytes, or its share under sequence parallelism. `around`: norms
     and dropout, outside the tensor-parallel part. `attention`: Q, K, V and the output. `scores`: the matrices of
     attention, none with flash. `mlp`: inside the MLP. `products`: outputs of the matrix products alone, for
-    selective recomputation. `dropout`: whether there are masks.
+    selective recomputation. `dropout`: whether there are masks. `of_modules`: what each module of Megatron-Core keeps
+    that it does not keep when it is computed again, for those that this layer has.
     """
 
     stream: float
@@ -138,6 +140,7 @@ class LayerBytes:
     mlp: float
     products: float
     dropout: bool
+    of_modules: Mapping[str, float]
 
     @property
     def kept(self) -> float:
@@ -171,16 +174,23 @@ def layer_bytes(training: Training, kind: LayerKind | None = None) -> LayerBytes
         copies = 0.0 if shape.is_gated else 6 * tokens * ffn  # x / 2, tanh(u) and 1 + tanh(u)
     inside = ((4 if fused else 6) if shape.is_gated else 2) + narrow
     mlp, outputs = inside * tokens * ffn, ffn
+    modules = {"core_attn": 0.0 if training.flash else scores}
     if kind.routed:
+        modules["shared_experts"] = mlp
         width = kind.routed[-1].columns_on(training.expert_tp)
         rows = experts.expert_rows(training) * (2 if training.dtype == "fp32" else 1)
         router = VALUES["experts.router_kept_bytes"] * experts.own_tokens(training) * (shape.experts or 0)
         mlp += rows * (narrow * shape.hidden + inside * width) + router
         outputs += rows / tokens * width
+        modules["moe_act"] = rows * narrow * width
+    modules["moe" if kind.routed else "mlp"] = mlp
+    # A norm before a dense MLP, and before attention but for DeepSeek's, is part of the product after it.
+    modules["layernorm"] = narrow / 2 * stream * (bool(kind.routed) + (shape.kv_lora is not None))
     kept_keys = 4 * key
     if shape.kv_lora is not None:  # K of every head; V and the output are narrower; the latents before and after norms
         values = shape.value_width / tp
         kept_keys = 4 * values + 4 * ((shape.q_lora or 0) + shape.kv_lora) + 2 * (shape.qk_rope or 0)
+        modules["mla_up_proj"] = tokens * (4 * queries + 2 * values)
     return LayerBytes(
         stream=stream,
         around=copies + stream * ((3 if dropout else 2) + narrow),
@@ -189,6 +199,7 @@ def layer_bytes(training: Training, kind: LayerKind | None = None) -> LayerBytes
         mlp=mlp,
         products=2 * tokens * (queries + 2 * key + (2 if shape.is_gated else 1) * outputs) + 2 * stream,
         dropout=dropout,
+        of_modules=modules,
     )
 
 
@@ -200,18 +211,40 @@ def selects_operators(training: Training) -> bool:
 def kept_of_layer(training: Training, layer: LayerBytes) -> float:
     """Bytes that one layer keeps per micro-batch under the training's recomputation.
 
-    full: the layer's input, 2sbh. selective: all but the scores (Korthikanti et al., section 5); under others' FSDP
-    with flash, which keeps no scores, PyTorch's selective checkpointing by operator: the input, the attention's output
-    and every second matrix product (torchtitan, activation_checkpoint.selective_ac_option = "op").
+    full: the layer's input, 2sbh; of a share of the layers, the mean. selective: all but the scores (Korthikanti et
+    al., section 5); under others' FSDP with flash, which keeps no scores, PyTorch's selective checkpointing by
+    operator: the input, the attention's output and every second matrix product (torchtitan,
+    activation_checkpoint.selective_ac_option = "op"). Modules: all but theirs (`freed_by_modules`).
     """
-    if training.recompute == "full":
-        return layer.stream
+    if share := recomputation(training.recompute).share:
+        return share * layer.stream + (1 - share) * layer.kept
+    if training.recompute == "selective" and selects_operators(training) and training.flash:
+        # A compiled block keeps only its input of the residual stream.
+        return min(layer.kept, layer.stream * (1 if training.compiled else 2) + layer.products / 2)
+    return layer.kept - sum(freed_by_modules(training, layer))
+
+
+def freed_by_modules(training: Training, layer: LayerBytes) -> list[float]:
+    """The bytes that each module of `recompute` does not keep in the layer.
+
+    core_attn, mlp, moe and shared_experts keep their input alone; layernorm, moe_act and mla_up_proj discard their
+    output, whose input is kept by what made it (Megatron-Core, transformer/moe/README.md, Fine-grained Recomputation;
+    transformer_layer.py, multi_latent_attention.py and moe/experts.py, discard_output_and_register_recompute). The moe
+    module contains moe_act and shared_experts.
+    """
+    modules = recomputation(training.recompute).modules
+    inner = {"moe_act", "shared_experts"} if "moe" in modules else frozenset()
+    return [layer.of_modules.get(module, 0.0) for module in modules - inner]
+
+
+def recomputed_at_once(training: Training, layer: LayerBytes) -> float:
+    """Bytes that the backward pass of a layer computes again before it frees any: the whole layer, or one module."""
+    again = recomputation(training.recompute)
+    if again.share:
+        return layer.kept - layer.stream
     if training.recompute == "selective":
-        if selects_operators(training) and training.flash:
-            # A compiled block keeps only its input of the residual stream.
-            return min(layer.kept, layer.stream * (1 if training.compiled else 2) + layer.products / 2)
-        return layer.kept - layer.scores
-    return layer.kept
+        return layer.kept - kept_of_layer(training, layer)
+    return max(freed_by_modules(training, layer), default=0.0)
 
 
 def gradients_of_layer(layer: LayerBytes) -> float:
@@ -329,7 +362,7 @@ class _Stages(Sequence[StageMemory]):
         self._matrix, rows = largest_matrix(shape, tp), vocab_rows(shape, tp)
         half = 4 if training.dtype == "fp32" else 2
         # One layer's backward pass: recomputed activations, gradients of activations and of the largest matrix.
-        self._layer_work = layer.kept - kept_of_layer(training, layer) + gradients_of_layer(layer) + gathered_in_layers
+        self._layer_work = recomputed_at_once(training, layer) + gradients_of_layer(layer) + gathered_in_layers
         self._layer_work += half * (training.layer_params if self._states.copies_by_layer(training) else self._matrix)
         self._loss_work = gathered_in_loss
         ours = training.program_states is None

@@ -8,10 +8,9 @@ from typing import Any
 
 from hpc_gpt.core.engines import engine_named, trainers
 from hpc_gpt.core.engines import engines as all_engines
-from hpc_gpt.core.engines.base.facts import RECOMPUTES
 from hpc_gpt.core.engines.base.training import Offload, OptimizerMode, Training
 from hpc_gpt.core.errors import LayoutError, UserError, check_sizes
-from hpc_gpt.core.formulas import Recompute
+from hpc_gpt.core.recomputation import RECOMPUTES, Recompute
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.decide import size_run
 from hpc_gpt.core.settings.experiment import CpExchange, Engine, Experiment, Matmul, Partition, Train
@@ -158,13 +157,12 @@ class Question:
         `cp`."""
         facts = engine_named(engine)
         can_split = "sequence_parallel" in facts.switches and tp > 1 and self.shape.seq % (tp * cp) == 0
-        # Megatron-LM refuses experts over tp without it (megatron/training/arguments.py).
-        least = self.shape.is_mixture and tp > 1 and facts.splits("etp")
         return [
             (parallel, recompute)
-            for parallel in self._choices("sequence_parallel", (True,) if least else (False, True))
+            for parallel in self._choices("sequence_parallel", (False, True))
+            if (can_split or not parallel) and self._runs(engine, Layout(tp, 1, 1, cp), sequence_parallel=parallel)
             for recompute in self._choices("recompute", self._recomputes(engine))
-            if (can_split or not parallel) and recompute in facts.recomputes
+            if facts.can_recompute(recompute)
         ]
 
     def _recomputes(self, engine: str) -> tuple[Recompute, ...]:
@@ -228,14 +226,15 @@ class Question:
         able = engine_named(engine).has_replicas
         shards = [None if shard == ranks else shard for shard in possible if able or shard in (None, ranks)]
         shards = [shard for shard in shards if shard is None or (shard > 1 and ranks % shard == 0)]
-        return [shard for shard in shards if self._splits(engine, replace(layout, shard=shard))]
+        return [shard for shard in shards if self._runs(engine, replace(layout, shard=shard))]
 
-    def _splits(self, engine: str, layout: Layout, **switches: Any) -> bool:
-        """Whether the engine can divide experts as in the layout, with the switches."""
-        if layout.ep == 1:
+    def _runs(self, engine: str, layout: Layout, **switches: Any) -> bool:
+        """Whether the engine can run a mixture in the layout, with the switches; it can run any other model."""
+        if not self.shape.is_mixture:
             return True
-        wanted = Engine(name=engine, sequence_parallel=layout.tp > 1, **switches)
-        return not any(engine_named(engine).own_faults(wanted, layout, Train()))
+        wanted = Engine(name=engine, **{"sequence_parallel": layout.tp > 1, **switches})
+        train = Train(dtype=self.dtype)  # type: ignore[arg-type]
+        return not any(engine_named(engine).own_faults(wanted, layout, train, self.shape))
 
     def _states(self, engine: str, layout: Layout) -> Iterator[tuple[int, Offload, bool]]:
         """Yields each (zero_stage, offload, sharded_optimizer) that the engine supports with the layout."""
@@ -254,7 +253,7 @@ class Question:
                 if not _can_offload(engine, stage, offload):
                     continue
                 able = "sharded_optimizer" in facts.switches and layout.data_ranks > 1
-                able = able and self._splits(engine, layout, sharded_optimizer=True)
+                able = able and self._runs(engine, layout, sharded_optimizer=True)
                 # A sharded optimizer needs less memory and no more time: a mixture is not tried without one.
                 usual = (True,) if able and self.shape.is_mixture else (False, True)
                 for sharded in self._choices("sharded_optimizer", usual):

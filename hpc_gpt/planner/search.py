@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from hpc_gpt.core.engines import engine_of
-from hpc_gpt.core.engines.base.facts import RECOMPUTES
 from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.recomputation import recomputation
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.planner.machine import DEFAULT, Constants, Machine
 from hpc_gpt.planner.memory import Memory, StageMemory, host_need_gib, predict_memory
@@ -134,7 +134,7 @@ class Candidate:
     @property
     def setting_counts(self) -> tuple[int, ...]:
         """The settings beyond a plain run on one GPU, the costliest first, without the engine."""
-        run = self.training
+        run, again = self.training, recomputation(self.training.recompute)
         return (
             OFFLOADS.index(run.offload),
             run.vp > 1,
@@ -142,7 +142,7 @@ class Candidate:
             run.loss_chunks > 1,
             run.zero_stage > 1,
             run.sequence_parallel,
-            RECOMPUTES.index(run.recompute),
+            math.ceil(2 * again.share) or len(again.modules) > 0,
             run.cp,
             run.ep,
             run.pp,

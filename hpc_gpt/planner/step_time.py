@@ -9,12 +9,13 @@ A pipeline of p stages with m micro-batches: the slowest stage takes m slots, th
 divided by the chunks of a stage if they are interleaved (Narayanan et al. 2021, arXiv:2104.04473, 2.2).
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from hpc_gpt.core.engines import engine_of, states_of
 from hpc_gpt.core.engines.base.training import Training
+from hpc_gpt.core.recomputation import recomputation
 from hpc_gpt.core.settings.layer_kinds import LayerKind
 from hpc_gpt.planner import experts
 from hpc_gpt.planner.constants import VALUES
@@ -170,7 +171,8 @@ class _StepModel:
         The host may be ahead of the GPU by as much as the GPU has to do. Where it waits for each router, it is not: in
         a forward pass the experts take the longer one's time, and what follows them starts when it is launched.
         """
-        passes, host_s = 3 if training.recompute == "full" else 2, self.constants.host_s
+        again, host_s = recomputation(training.recompute), self.constants.host_s
+        passes, of_experts = 2 + again.share, 2 + again.repeats("moe")
         launching = host_s
         if training.compiled:
             launching *= _COMPILED_LAUNCHES
@@ -187,24 +189,26 @@ class _StepModel:
             return max(0.0, passes * launching + gathers - busy)
         routed = experts.launching_s(training, host_s)
         if not experts.waits_for_router(training):
-            return max(0.0, passes * (launching + routed) + gathers - busy)
+            return max(0.0, passes * launching + of_experts * routed + gathers - busy)
         forward = busy * layer.forward_s / (layer.forward_s + layer.backward_s + layer.again_s)
-        on_gpu = layer.routed_s + exchange / passes
+        on_gpu = layer.routed_s + exchange / of_experts
         late = max(routed, on_gpu) - on_gpu
         ahead = max(late, routed + launching - forward)
-        backward = launching + routed + gathers - (busy - (passes - 1) * forward)
-        return (passes - 1) * ahead + max(0.0, backward)
+        backward = launching + routed + gathers - (busy - (of_experts - 1) * forward)
+        return (of_experts - 1) * ahead + max(0.0, backward)
 
     def _tensor_parallel_s(self, training: Training, kind: LayerKind) -> float:
-        """Seconds per layer of its all-reduces of T h two-byte values: two forward, two backward, two in recomputation.
+        """Seconds per layer of its all-reduces of T h two-byte values: two forward, two backward, two in recomputation,
+        of the MLP alone one.
         Under sequence parallelism each is a reduce-scatter of the same bytes and an all-gather of operands, which are
         already cast (Transformer Engine; torchao's Float8ColwiseParallel); our model casts them after it."""
         if training.tp == 1:
             return 0.0
         size = training.tokens * training.shape.hidden
-        times: float = 6 if training.recompute == "full" else 4
+        times = 4 + 2 * recomputation(training.recompute).share
         if kind.routed and not mlp_width(kind):  # experts have exchanges of their own
             times /= 2
+        times += _repeats_mlp(training, kind)
         shown = VALUES["overlap.tp"] if training.tp_overlap else 1.0
         gathered = OPERAND_BYTES[training.matmul] if training.sequence_parallel and not _is_ours(training) else 2.0
         return shown * times * sum(self.links.ring_s(width * size, training.tp) for width in (2.0, gathered))
@@ -222,16 +226,16 @@ class _StepModel:
         if training.cp == 1:
             return 0.0
         shape, tp, cp, ours = training.shape, training.tp, training.cp, _is_ours(training)
-        full = training.recompute == "full"
+        again = recomputation(training.recompute).share
         bytes_per_number = (4.0 if training.dtype == "fp32" else 2.0) * training.tokens
         queries, keys = bytes_per_number * shape.query_width / tp, 2 * bytes_per_number * kv_width(shape, tp)
         if training.cp_exchange == "ring" and states_of(training).is_pytorchs:
             keys = 2 * queries
         if training.cp_exchange == "heads":
-            inputs, outputs = (3 if full or (ours and training.recompute != "none") else 2), 2 + full + ours
+            inputs, outputs = (3 if ours and training.recompute != "none" else 2 + again), 2 + again + ours
             takes = inputs * self.links.ring_s(queries + keys * training.key_copies, cp, tp)
             return takes + outputs * self.links.ring_s(queries, cp, tp)
-        takes = (4 if full and not ours else 3) * self.links.ring_s(keys * cp, cp, tp)
+        takes = (3 if ours else 3 + again) * self.links.ring_s(keys * cp, cp, tp)
         return takes if training.cp_exchange == "keys" else self._shown_s(takes, layer.core_s)
 
     def _shown_s(self, takes: float, hiding: float) -> float:
@@ -394,11 +398,12 @@ def layer_time(training: Training, rates: Rates, kind: LayerKind | None = None) 
     """The time of one layer for one micro-batch on one GPU; `kind`: by default the model's last one."""
     shape, tp, tokens = training.shape, training.tp, training.tokens
     kind = kind or shape.kinds[-1]
-    products = sum(
-        rates.layer_product_s(tokens, sum(matrix.rows_on(tp) for matrix in parts), parts[0].columns_on(tp))
-        for parts in kind.products.values()
+    linear = {
+        name: rates.layer_product_s(tokens, sum(matrix.rows_on(tp) for matrix in parts), parts[0].columns_on(tp))
+        for name, parts in kind.products.items()
         if not parts[0].is_routed
-    )
+    }
+    products = sum(linear.values())
     core, core_back = _attention(training, rates, tokens)
     passes = tokens * _pass_bytes(training, kind) / rates.bytes
     # Gradients of weights are added to their sums.
@@ -415,13 +420,12 @@ def layer_time(training: Training, rates: Rates, kind: LayerKind | None = None) 
     cast, cast_back = _casts_s(training, rates, kind)
     forward = products + passes + core + cast
     spared = tokens * _spared_bytes(training) / rates.bytes
-    again = 0.0
-    if training.recompute == "full":
-        again = forward
-    elif training.recompute == "selective":
-        # Megatron recomputes the attention's core; torchtitan's policy keeps attention and every other product.
-        again = products / 2 + passes if selects_operators(training) else core
-    elif training.cp > 1 and training.cp_exchange == "keys" and _is_ours(training):
+    again = recomputation(training.recompute).share * forward
+    if training.recompute == "selective" and selects_operators(training):
+        again = products / 2 + passes  # torchtitan's policy keeps attention and every other product
+    elif recomputation(training.recompute).modules:
+        again = _modules_s(training, rates, kind, linear, core)
+    elif not again and training.cp > 1 and training.cp_exchange == "keys" and _is_ours(training):
         again = core  # so that no rank keeps the whole keys and values
     backward = 2 * products + 2 * passes + core_back + weights + cast_back - spared
     return LayerTime(forward, backward, again, core + core_back, routed)
@@ -443,20 +447,55 @@ def _is_ours(training: Training) -> bool:
     return training.program_states is None and engine_of(training).trains_our_model
 
 
-def _casts_s(training: Training, rates: Rates, kind: LayerKind) -> tuple[float, float]:
-    """Returns (forward, backward) seconds to cast the operands of a layer's products to 8 or 4 bits: inputs, and in the
-    backward pass the gradients of outputs. Weights are cast with the update."""
+def _repeats_mlp(training: Training, kind: LayerKind) -> bool:
+    """Whether a module that is computed again contains the layer's MLP, or the shared experts."""
+    again = {"moe", "shared_experts"} if kind.routed else {"mlp"}
+    return mlp_width(kind) > 0 and not again.isdisjoint(recomputation(training.recompute).modules)
+
+
+def _modules_s(training: Training, rates: Rates, kind: LayerKind, linear: Mapping[str, float], core: float) -> float:
+    """Seconds in which the modules of `recompute` repeat their forward pass in one layer: their linear layers, `linear`
+    {name: seconds}, and their share of the passes of `_pass_bytes` and of the experts. core_attn: attention's core;
+    layernorm: the norms that are no part of a product; moe_act: the experts' activation alone; mla_up_proj: queries,
+    keys and values from the latents, and their rotation (Megatron-Core: `memory.freed_by_modules`)."""
+    shape, tp, again = training.shape, training.tp, recomputation(training.recompute)
+    gate, of_tokens, of_experts = _gate_bytes(training), 0.0, 0.0
+    seconds = sum(takes for name, takes in linear.items() if name in again.linear)
+    if "core_attn" in again.modules:
+        seconds += core
+    if "layernorm" in again.modules:
+        norms = bool(kind.routed) + (shape.kv_lora is not None)
+        of_tokens += 4 * norms * shape.hidden / (tp if training.sequence_parallel else 1)
+    if "mla_up_proj" in again.modules and shape.kv_lora is not None:
+        of_tokens += 8 * shape.query_width / tp + 12 * kv_width(shape, tp)
+    if _repeats_mlp(training, kind):
+        of_tokens += mlp_width(kind) / tp * gate
+    if kind.routed and "moe" in again.modules:
+        seconds += experts.expert_products_s(training, rates, kind)
+        of_experts = experts.expert_pass_bytes(training, kind, gate)
+    elif kind.routed and "moe_act" in again.modules:
+        of_experts = experts.expert_rows(training) * gate * kind.routed[-1].columns_on(training.expert_tp)
+    passes = (training.tokens * of_tokens + of_experts) / rates.bytes
+    return seconds + passes + _casts_s(training, rates, kind, again.linear)[0]
+
+
+def _casts_s(
+    training: Training, rates: Rates, kind: LayerKind, linear: Collection[str] | None = None
+) -> tuple[float, float]:
+    """Returns (forward, backward) seconds to cast the operands of a layer's products, or of the `linear` layers', to 8
+    or 4 bits: inputs, and in the backward pass the gradients of outputs. Weights are cast with the update."""
     if training.matmul == "none":
         return 0.0, 0.0
     first = training.matmul == "fp8-tensor" and states_of(training).scales_first
     tp, cast_s = training.tp, VALUES["casts.scale_first" if first else f"casts.{training.matmul}"] / rates.bytes
-    products = [parts for parts in kind.products.values() if not parts[0].is_routed]
+    every = [parts for name, parts in kind.products.items() if linear is None or name in linear]
+    products = [parts for parts in every if not parts[0].is_routed]
     inputs = sum(parts[0].columns_on(tp) for parts in products)
     outputs = sum(matrix.rows_on(tp) for parts in products for matrix in parts)
     rows = [training.tokens * inputs, training.tokens * outputs]
     if kind.routed:
         etp = training.expert_tp
-        routed = [parts for parts in kind.products.values() if parts[0].is_routed]
+        routed = [parts for parts in every if parts[0].is_routed]
         rows[0] += experts.expert_rows(training) * sum(parts[0].columns_on(etp) for parts in routed)
         rows[1] += experts.expert_rows(training) * sum(matrix.rows_on(etp) for parts in routed for matrix in parts)
     return cast_s * rows[0], cast_s * rows[1]

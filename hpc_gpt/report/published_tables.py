@@ -18,7 +18,7 @@ from hpc_gpt.core.ends.failures import colour_of
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.files import experiments_dir
 from hpc_gpt.core.format import NOTHING, show_digits, show_whole
-from hpc_gpt.core.formulas import tflops_seed
+from hpc_gpt.core.formulas import seed_factor, tflops_seed
 from hpc_gpt.core.runs.record import SCHEMA, Record
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.decide import size_run
@@ -171,7 +171,7 @@ class SweepLine:
         away, last_digit = Decimal(tflops) - figure, Decimal(1).scaleb(int(figure.as_tuple().exponent))
         if abs(away) * 2 <= last_digit or 0 <= away < last_digit:
             return None
-        return f"TFLOPs {figure}: {8 if row.recompute == 'full' else 6} P s B / (t n 1e12) of this row is {tflops:.2f}"
+        return f"TFLOPs {figure}: {seed_factor(row.recompute):g} P s B / (t n 1e12) of this row is {tflops:.2f}"
 
 
 @dataclass(frozen=True)

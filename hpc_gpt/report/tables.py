@@ -39,6 +39,7 @@ from hpc_gpt.core.format import (
     show_whole,
     wrapped,
 )
+from hpc_gpt.core.formulas import seed_factor
 from hpc_gpt.core.keys import names_of
 from hpc_gpt.core.runs.record import RECORD_KEYS, SCHEMA, Record, finite
 from hpc_gpt.core.settings.experiment import Experiment
@@ -398,7 +399,7 @@ def _flops(record: Record, key: str) -> str:
     figure = FIGURES[key]
     formula = figure.formula
     if key == "tflops_seed":
-        formula = f"{'8' if record.recompute == 'full' else '6'} P s B"
+        formula = f"{seed_factor(record.recompute):g} P s B"
     shown = figure.show(record)
     return NOTHING if shown == NOTHING else f"{shown} {figure.unit}  ({formula})"
 

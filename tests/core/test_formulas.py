@@ -89,7 +89,7 @@ def test_a_size_of_nothing_is_refused_by_name(name):
 
 
 def test_an_unknown_recomputation_is_refused():
-    with pytest.raises(ValueError, match="recompute is 'some'"):
+    with pytest.raises(ValueError, match='recompute is "some"'):
         tflops_hardware(layers=1, hidden=1, vocab=1, recompute="some", step_s=1, **PUBLISHED_RUN)
 
 

@@ -63,14 +63,18 @@ _OPTIONS = {
     "num-attention-heads seq-length max-position-embeddings vocab-size make-vocab-size-divisible-by seed log-interval "
     "eval-interval eval-iters save-interval lr-decay-iters lr-warmup-iters lr-wsd-decay-iters "
     "recompute-num-layers hysteresis loss-scale-window initial-loss-scale num-layers-per-virtual-pipeline-stage "
-    "kv-channels num-query-groups rotary-base no-rope-freq context-parallel-size",
+    "kv-channels num-query-groups rotary-base no-rope-freq context-parallel-size num-experts moe-router-topk "
+    "moe-ffn-hidden-size expert-model-parallel-size expert-tensor-parallel-size",
     "type=float": "attention-dropout hidden-dropout init-method-std clip-grad weight-decay lr min-lr adam-beta1 "
-    "adam-beta2 adam-eps sgd-momentum norm-epsilon rope-scaling-factor",
+    "adam-beta2 adam-eps sgd-momentum norm-epsilon rope-scaling-factor moe-aux-loss-coeff",
     "type=str": "tokenizer-type lr-decay-style lr-wsd-decay-style save load split optimizer recompute-granularity "
-    "recompute-method normalization position-embedding-type cp-comm-type",
+    "recompute-method normalization position-embedding-type cp-comm-type moe-router-score-function moe-router-dtype "
+    "moe-token-dispatcher-type moe-router-load-balancing-type",
+    "nargs='*', type=str": "recompute-modules",
     "action='store_true'": "fp16 bf16 untie-embeddings-and-output-weights sequence-parallel use-distributed-optimizer "
     "deterministic-mode mock-data swiglu disable-bias-linear add-qkv-bias group-query-attention qk-layernorm "
-    "use-rope-scaling account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split",
+    "use-rope-scaling account-for-embedding-in-pipeline-split account-for-loss-in-pipeline-split "
+    "moe-grouped-gemm",
 }
 
 

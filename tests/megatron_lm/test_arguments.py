@@ -53,6 +53,10 @@ def options(resolved: Resolved) -> dict[str, str | bool]:
     return table
 
 
+MIXTURE = Model(
+    hidden=64, layers=4, heads=8, vocab=512, seq=128, bias="none", experts=8, experts_per_token=2, expert_ffn=32,
+    router="sigmoid", norm_topk=True,
+)  # fmt: skip
 ALONE = {"tp": 1, "pp": 1, "gpus": 8}
 RATES = {"lr": 0.01, "min_lr": 0.002, "weight_decay": 0.03, "beta1": 0.4, "beta2": 0.5, "eps": 6e-7, "clip": 0.8}
 SCHEDULE = {"steps": 90, "warmup_steps": 9, "seed": 11, "log_every": 12, "eval_every": 0, "dtype": "fp16"}
@@ -78,6 +82,17 @@ LINES = {
         "layout": {"tp": 2},
         "train": {"deterministic": True},
     },
+    "half of each stage's layers recomputed": {
+        "engine": {"recompute": "1/2"},
+        "layout": {"tp": 1, "pp": 2, "gpus": 8},
+    },
+    "modules recomputed, of a router of sigmoids": {
+        "model": MIXTURE,
+        "engine": {"recompute": "layernorm,moe_act", "sequence_parallel": True},
+        "layout": {"tp": 2, "pp": 1, "dp": 4, "ep": 2},
+        "train": {"dtype": "bf16"},
+    },
+    "experts in fp16": {"model": MIXTURE, "layout": ALONE, "train": {"dtype": "fp16"}},
     **{
         f"cp that exchanges {exchange}": {
             "engine": {"cp_exchange": exchange},
@@ -203,8 +218,8 @@ def test_an_unknown_argument_is_named_with_what_comes_close(tmp_path):
     with pytest.raises(ConfigError) as refused:
         ENGINE.check_program(settle(engine={"recompute": "selective"}), {"MEGATRON_LM": str(old)})
     assert str(refused.value).splitlines() == [
-        f"{old} does not know --hidden-size; it has --ffn-hidden-size and --hidden-dropout",
-        f"{old} does not know --recompute-granularity; it has --recompute-num-layers and --recompute-method",
+        f"{old} does not know --hidden-size; it has --ffn-hidden-size and --moe-ffn-hidden-size",
+        f"{old} does not know --recompute-granularity; it has --recompute-num-layers and --recompute-modules",
     ]
     with pytest.raises(ConfigError, match="does not know --lr-wsd-decay-iters"):
         ENGINE.check_program(settle(train={"decay": "wsd"}), {"MEGATRON_LM": str(old)})
@@ -332,7 +347,7 @@ def test_a_router_that_it_does_not_have_is_refused(keys, why):
 def test_experts_over_tp_need_parts_of_the_sequence_and_no_bias():
     shape = {"hidden": 64, "layers": 4, "heads": 8, "vocab": 512, "seq": 128, "norm_topk": True}
     mixture = Model(experts=8, experts_per_token=2, expert_ffn=32, bias="none", **shape)
-    with pytest.raises(UserError, match="ep is 2 with tp 2, and Megatron-LM then needs sequence parallelism"):
+    with pytest.raises(UserError, match="the model has experts and tp is 2, and Megatron-LM refuses"):
         settle(model=mixture, layout={"tp": 2, "pp": 1, "dp": 4, "ep": 2})
     with pytest.raises(UserError, match="2 ranks share an expert with biases, which Megatron-LM does not divide"):
         settle(model=replace(mixture, bias="all"), layout={"tp": 2, "pp": 1, "dp": 4})

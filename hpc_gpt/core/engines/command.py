@@ -54,6 +54,7 @@ class CommandEngine(EngineFacts):
     takes_command = True
     axes = frozenset({"tp", "pp", "cp", "ep", "etp"})  # the program splits, not we
     switches = frozenset({"recompute"})  # for the record's FLOPs
+    recomputes_parts = True
     unfollowed = frozenset()  # as far as we know
     no_save = "your own program decides when it saves; stop and requeue send it command.stop_signal"
 
@@ -63,7 +64,7 @@ class CommandEngine(EngineFacts):
     def context_fault(self, shape: ModelShape, layout: Layout, engine: Engine) -> Fault | None:
         return None
 
-    def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
+    def own_faults(self, engine: Engine, layout: Layout, train: Train, shape: ModelShape) -> Iterator[Fault]:
         """The faults for keys of [train] that would not reach the program."""
         plain = Train()
         for entry in fields(Train):

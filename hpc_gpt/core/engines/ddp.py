@@ -7,6 +7,7 @@ from hpc_gpt.core.engines.base.training import StateBytes, Training, plain_state
 from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.model_shape import ModelShape
 
 
 class Ddp(EngineFacts):
@@ -30,7 +31,7 @@ class Ddp(EngineFacts):
     synchronizations = 0.1  # measured on one H200: 3 ms of a step are outside the kernels of its passes
     pads_vocabulary = False
 
-    def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
+    def own_faults(self, engine: Engine, layout: Layout, train: Train, shape: ModelShape) -> Iterator[Fault]:
         if layout.ep > 1 and engine.sharded_optimizer:
             yield Fault(f"engine.sharded_optimizer needs the same weights on all ranks, but ep is {layout.ep}",
                         "leave it out, or use --engine fsdp, which shards everything")  # fmt: skip

@@ -9,6 +9,7 @@ from hpc_gpt.core.engines.ddp import ENGINE as DDP
 from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.shape_split import outer_params
 
 # Parameters of blocks that are gathered together: a block of fewer is computed in less time than its hooks take.
@@ -37,7 +38,7 @@ class Fsdp(EngineFacts):
             yield Fault("fsdp offloads parameters, gradients and optimizer together, not the optimizer alone",
                         'use engine.offload = "full"')  # fmt: skip
 
-    def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
+    def own_faults(self, engine: Engine, layout: Layout, train: Train, shape: ModelShape) -> Iterator[Fault]:
         if layout.ep > 1 and layout.shard is not None:
             yield Fault(f"layout.shard is {layout.shard} with ep {layout.ep}, whose experts have shards of their own",
                         "leave layout.shard out, or use --ep 1", of_layout=True)  # fmt: skip

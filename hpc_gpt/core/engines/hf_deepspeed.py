@@ -29,10 +29,7 @@ class HfDeepspeed(DeepspeedFacts):
             return "transformers' routers multiply in train.dtype, not in model.router_dtype"
         return fault or (None if architecture_of(shape) else "transformers has no class for its shape")
 
-    def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
-        if engine.recompute not in self.recomputes:
-            yield Fault(f"engine.recompute is {engine.recompute}, which transformers' model does not have",
-                        "use full or none")  # fmt: skip
+    def own_faults(self, engine: Engine, layout: Layout, train: Train, shape: ModelShape) -> Iterator[Fault]:
         if engine.attention not in ("auto", "math"):
             yield Fault(f"engine.attention is {engine.attention}, which engine hf-deepspeed does not have",
                         "use auto (torch chooses) or math")  # fmt: skip

@@ -6,16 +6,19 @@ from dataclasses import replace
 from typing import Any
 
 from hpc_gpt.core.engines.base.facts import EngineFacts
-from hpc_gpt.core.engines.base.megatron_experts import expert_fault, stated_traits
+from hpc_gpt.core.engines.base.megatron_experts import expert_fault, split_faults, stated_traits
 from hpc_gpt.core.engines.base.megatron_program import (
     INTERLEAVED,
     check_checkout,
     checkout_of,
+    chunks_of,
+    layers_of_chunk,
     megatron_arguments,
     option_names,
     splits_edges,
     words_of,
 )
+from hpc_gpt.core.engines.base.megatron_recompute import recompute_faults
 from hpc_gpt.core.engines.base.training import LOGIT_BYTES, StateBytes, Training, plain_states
 from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.settings.cluster import ClusterProfile
@@ -47,6 +50,7 @@ class MegatronLm(EngineFacts):
     switches = frozenset({"recompute", "sequence_parallel", "sharded_optimizer", "cp_exchange", "megatron_args"})
     alternatives = {"zero_stage": "engine.sharded_optimizer = true is Megatron's distributed optimizer"}
     compiles_edges = False
+    recomputes_parts = True
     has_dropout = True
     has_fused_kernels = True
     has_fused_gate = True
@@ -109,14 +113,12 @@ class MegatronLm(EngineFacts):
             )
         return context_fault(shape, layout, "ring", engine.sequence_parallel)
 
-    def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
-        """The faults of experts: tokens of tp ranks reach other ep ranks only in parts of the sequence
-        (megatron/core/model_parallel_config.py)."""
-        if layout.ep > 1 and layout.tp > 1 and not engine.sequence_parallel:
-            yield Fault(
-                f"ep is {layout.ep} with tp {layout.tp}, and Megatron-LM then needs sequence parallelism",
-                "use engine.sequence_parallel = true, or --tp 1",
-            )
+    def own_faults(self, engine: Engine, layout: Layout, train: Train, shape: ModelShape) -> Iterator[Fault]:
+        """The faults of experts and of recomputation, in Megatron-LM's own words."""
+        yield from split_faults(engine, layout, train.dtype, shape)
+        layers = layers_of_chunk(engine, shape.layers, layout.pp)
+        words = words_of(engine.megatron_args)
+        yield from recompute_faults(engine.recompute, layers, shape, train.dtype, words)
 
     def sized_faults(self, resolved: Sized) -> Iterator[Fault]:
         layout, shape, train = resolved.layout, resolved.model, resolved.train
@@ -194,13 +196,7 @@ class MegatronLm(EngineFacts):
         return splits_edges(layers, pp)
 
     def chunks(self, engine: Engine, layers: int, pp: int) -> int:
-        """The chunks per stage, by Megatron-LM's own arguments."""
-        layers += 2 * splits_edges(layers, pp)
-        arguments = words_of(engine.megatron_args)
-        if INTERLEAVED not in arguments[:-1]:
-            return 1
-        deep = arguments[arguments.index(INTERLEAVED) + 1]
-        return max(1, layers // (pp * int(deep))) if deep.isdigit() and int(deep) else 1
+        return chunks_of(engine, layers, pp)
 
     def stated_traits(self, engine: Engine) -> dict[str, Any]:
         """The traits that Megatron-LM's own arguments state (megatron/training/arguments.py)."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.formulas import Recompute
+from hpc_gpt.core.recomputation import Recompute, recomputation
 from hpc_gpt.core.settings.data_source import MixedSource
 from hpc_gpt.core.settings.key_rules import key
 from hpc_gpt.core.settings.model_keys import Model
@@ -68,8 +68,8 @@ class Engine:
     "The training code; hpc-gpt help engines lists what each engine can do."
     zero_stage: int | None = key(None, resume="free", affects=("speed",))
     "DeepSpeed shards over dp: 0 nothing, 1 the optimizer states, 2 also the gradients, 3 also the weights."
-    recompute: Recompute = key("none", resume="free", affects=("speed",))
-    "Activations recomputed in the backward pass: none, the core of attention (selective), or every layer (full)."
+    recompute: Recompute = key("none", resume="free", affects=("speed",), check=recomputation)
+    "Activations recomputed: none, attention's core (selective), all (full), 1/4 of the layers, or layernorm,moe_act."
     attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = key("auto", resume="free", affects=("speed",))
     "Attention kernel; auto takes the fastest one that the device supports."
     compile: Compile = key("none", resume="free", affects=("speed",))

@@ -1,7 +1,7 @@
 """`KeyRules`, the rules of each key in an experiment's tables: when it may change, and what it affects."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ class KeyRules:
     of them.
     `thousand`: the `k` of a count as a text (`"8k"`), 1000 for a whole number without this rule; 1024 for tokens of a
     sample, whose lengths are powers of two.
+    `check`: raises ConfigError for a text that has no meaning.
     `site_may_set`: the key belongs to one cluster, so a run that resumes on another one drops it.
     `of_our_loop`: another program does not follow the key.
     `defaults`: its default, and other values that mean the same. A key with one of them is neither in the text of
@@ -36,6 +37,7 @@ class KeyRules:
     below: int | None = None
     hint: str = ""
     thousand: int | None = None
+    check: Callable[[str], object] | None = None
     site_may_set: bool = False
     of_our_loop: bool = False
     branch: bool = False

@@ -1,6 +1,6 @@
 """The shape of a decoder: its kinds of layers, and the sizes and names that follow from them."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any, Literal
@@ -208,6 +208,15 @@ class ModelShape:
             return self.kinds[0].active_weights
         later = self.mtp_layers * (self.kinds[-1].active_weights + 2 * self.hidden**2)
         return (sum(kind.count * kind.active_weights for kind in self.kinds) + later) / self.attention_layers
+
+    def weights_in(self, linear: Collection[str]) -> int:
+        """Weights of all layers' linear layers of these names that multiply a token."""
+        return sum(
+            (kind.count + (kind is self.kinds[-1]) * self.mtp_layers) * matrix.used_size
+            for kind in self.kinds
+            for name in linear
+            for matrix in kind.products.get(name, ())
+        )
 
     @property
     def multiplied(self) -> int:

@@ -6,7 +6,16 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
 
-from hpc_gpt.core.formulas import Recompute, hfu, memory_seed003_gib, mfu, tflops_hardware, tflops_model, tflops_seed
+from hpc_gpt.core.formulas import (
+    hfu,
+    memory_seed003_gib,
+    mfu,
+    seed_factor,
+    tflops_hardware,
+    tflops_model,
+    tflops_seed,
+)
+from hpc_gpt.core.recomputation import known_recompute, recomputation
 from hpc_gpt.core.runs.record import Flag, Record
 from hpc_gpt.core.settings.devices import DEVICES, peak_tflops
 from hpc_gpt.core.settings.model_shape import ModelShape
@@ -18,7 +27,6 @@ Figures = dict[str, tuple[float | None, str]]
 MULTIPLIED = "(6 N + 12 L h s) s B / (t n 1e12), PaLM appendix B; N: weights that multiply a token"
 _EVERY = "(6 P + 12 L h s) s B / (t n 1e12), PaLM appendix B"
 _TABLES = 0.05  # share of GPT-2's parameters that are looked up or added: positions, biases, norms
-_RECOMPUTE: dict[str, Recompute] = {"none": "none", "selective": "selective", "full": "full"}
 
 _HEAVY = 1.15  # a mean above this many times the median shows periodic heavy steps, such as an optimizer's refresh
 _FEW = 20
@@ -103,7 +111,7 @@ def _memory_by_formula(record: Record) -> Figures:
 def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> Figures:
     flops: Figures = {}
     layers, hidden, vocab = record.layers, record.hidden, record.vocab
-    recompute = _RECOMPUTE.get(record.recompute or "")
+    recompute = known_recompute(record.recompute)
     sizes = {"seq": seq, "global_batch": batch, "gpus": gpus}
     params, weights, width = _active(record)
     shape = _shape(record)
@@ -112,11 +120,13 @@ def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> Fi
     of = "" if not params or params == record.params else f"; P: the {params:,.0f} parameters that a token uses"
     if params and recompute:
         figure = tflops_seed(params=params, recompute=recompute, step_s=step_s, **sizes)
-        flops["tflops_seed"] = (figure, f"{8 if recompute == 'full' else 6} P s B / (t n 1e12){of}")
+        flops["tflops_seed"] = (figure, f"{seed_factor(recompute):g} P s B / (t n 1e12){of}")
     if limit := _window(record):
         width = None
         flops |= dict.fromkeys(("tflops_hardware", "tflops_model"), (None, f"null: attention over a window ({limit})"))
-    if layers and hidden and vocab and recompute and weights and width:
+    linear = recomputation(recompute).linear if recompute else frozenset()
+    has_weights = shape is not None and isinstance(record.settings.get("model"), dict)
+    if layers and hidden and vocab and recompute and weights and width and (has_weights or not linear):
         figure = tflops_hardware(
             layers=layers,
             hidden=hidden,
@@ -124,6 +134,7 @@ def _flops(record: Record, step_s: float, batch: int, seq: int, gpus: int) -> Fi
             recompute=recompute,
             step_s=step_s,
             layer_weights=weights,
+            again_weights=shape.weights_in(linear) if shape is not None else 0,
             attention_width=width,
             attention_keys=keys,
             **sizes,

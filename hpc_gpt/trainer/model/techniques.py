@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from hpc_gpt.core.formulas import Recompute
+from hpc_gpt.core.recomputation import Recompute
 from hpc_gpt.core.settings.experiment import Engine, Matmul, Train
 
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 import hpc_gpt
 from hpc_gpt.core.engines import engines
-from hpc_gpt.core.engines.base.facts import RECOMPUTES, EngineFacts
+from hpc_gpt.core.engines.base.facts import EngineFacts
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.keys import keys_of
+from hpc_gpt.core.recomputation import RECOMPUTES
 from hpc_gpt.core.settings.experiment import Engine, Experiment
 from hpc_gpt.core.settings.services import ENGINE_NAMES
 from tests.conftest import REPOSITORY

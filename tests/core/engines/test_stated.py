@@ -21,7 +21,7 @@ PLAIN = """
 order=100 plan_order=100 packages=('torch',) trains_our_model=True is_program=False takes_command=False axes={}
 shape_parts={}
 cp_exchanges=('heads','keys') has_replicas=False zero_stages=(0,) default_stage=0 switches={OURS} alternatives={}
-recomputes=('none','selective','full') compiles_edges=True fast_ratios={} matmuls={none}
+recomputes=('none','selective','full') recomputes_parts=False compiles_edges=True fast_ratios={} matmuls={none}
 trains_fp16_on_cpu=True least_steps_after_warmup=0 no_save=
 unfollowed={attn_pdrop,embd_pdrop,initializer_range,output_router_logits,resid_pdrop}
 saves_weights_again=False counts_evaluation=True has_dropout=False has_fused_kernels=False
@@ -63,13 +63,14 @@ ENGINES = {
         gathers_one_by_one=True any_model=True""",
     "megatron-lm": """order=60 plan_order=50 packages=() trains_our_model=False is_program=True axes={cp,ep,etp,pp,tp}
         shape_parts={experts,mtp_layers,rotated} cp_exchanges=('heads','keys','ring') compiles_edges=False
-        least_steps_after_warmup=1 switches={cp_exchange,megatron_args,recompute,sequence_parallel,sharded_optimizer}
+        least_steps_after_warmup=1 recomputes_parts=True
+        switches={cp_exchange,megatron_args,recompute,sequence_parallel,sharded_optimizer}
         saves_weights_again=True counts_evaluation=False
         unfollowed={attn_pdrop,embd_pdrop,initializer_range,output_router_logits,pad_token_id,resid_pdrop}
         has_dropout=True
         has_fused_kernels=True has_fused_gate=True scatters_outputs=True has_chunks=True""",
     "command": """order=70 packages=() trains_our_model=False is_program=True takes_command=True axes={cp,ep,etp,pp,tp}
-        switches={recompute} unfollowed={}""",
+        switches={recompute} recomputes_parts=True unfollowed={}""",
 }  # fmt: skip
 NAMES = [name for kind in (EngineFacts, States, DeepspeedFacts) for name in kind.__annotations__ if name != "name"]
 

@@ -13,7 +13,7 @@ from hpc_gpt.core.engines import engines
 from hpc_gpt.core.engines.base.training import Matmul, Offload, States, Training
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.format import plain
-from hpc_gpt.core.settings.experiment import Recompute
+from hpc_gpt.core.recomputation import RECOMPUTES, Recompute, known_recompute
 from tests.planner.published.programs import KINDS, offloads_activations, program_states
 
 _HOPPER_ON = ("h100", "h200", "b200", "b300", "gb200", "gb300")
@@ -100,7 +100,7 @@ _KINDS: list[tuple[str, Callable[[str, Any], Any], Any]] = [
         _read_text,
         "",
     ),
-    ("moe partition memory_by_stage_gib cuda_graph_scope", lambda name, value: value, None),
+    ("moe partition memory_by_stage_gib cuda_graph_scope recompute_modules", lambda name, value: value, None),
 ]
 
 
@@ -186,14 +186,25 @@ def matmul_of(row: Fields) -> Matmul:
     return "mxfp8" if re.search(r"mxfp8|fp8-mx", text) else "fp8-row" if "row" in text else "fp8-tensor"
 
 
+# Other names of modules in `recompute_modules`: those of the MoE ModelZoo's tables.
+_MODULES = {"norm": "layernorm", "act": "moe_act"}
+_EVERY = re.compile(r"(?:every|each) (\d{1,3})(?:st|nd|rd|th) layer")
+
+
 def recompute_of(row: Fields) -> Recompute | None:
-    """The row's recomputation, by the beginning of its text; None if it is not stated."""
-    for way in get_args(Recompute):
-        if row.recompute.startswith(way):
-            return way  # type: ignore[no-any-return]
-    if row.recompute:
-        raise Unusable(f"recompute is {row.shown('recompute')}, but must be none, selective or full")
-    return None
+    """The row's recomputation: the word with which its text begins, `every 4th layer`, or `modules`, which
+    `recompute_modules` lists; None if it is not stated."""
+    if not row.recompute:
+        return None
+    stated = next((word for word in RECOMPUTES if row.recompute.startswith(word)), row.recompute)
+    if every := _EVERY.match(row.recompute):
+        stated = f"1/{every[1]}"
+    elif row.recompute == "modules" and isinstance(row.recompute_modules, list):
+        stated = ",".join(_MODULES.get(name, str(name)) for name in row.recompute_modules)
+    if known_recompute(stated) is None:
+        raise Unusable(f"recompute is {row.shown('recompute')} {stated}, but must be none, selective, full, every Nth "
+                       "layer or modules")  # fmt: skip
+    return stated
 
 
 def degrees_of(row: Fields) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from hpc_gpt.core.engines.base.training import StateBytes, States, Training, plain_states
 from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
-from hpc_gpt.core.formulas import Recompute
+from hpc_gpt.core.recomputation import RECOMPUTES, Recompute, recomputation
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, CpExchange, Data, Engine, Matmul, Train
 from hpc_gpt.core.settings.key_rules import key_rules
@@ -20,7 +20,6 @@ from hpc_gpt.core.settings.services import Plan
 from hpc_gpt.core.settings.shape_split import context_fault
 from hpc_gpt.core.settings.sized import Sized
 
-RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 # Switches of the model: every engine that trains our own model accepts them.
 OUR_MODEL = frozenset(
     {
@@ -79,6 +78,7 @@ class EngineFacts(States):
     switches: ClassVar[frozenset[str]] = OUR_MODEL
     alternatives: ClassVar[Mapping[str, str]] = {}  # {a switch that it lacks: another setting that does the same}
     recomputes: ClassVar[tuple[Recompute, ...]] = RECOMPUTES
+    recomputes_parts: ClassVar[bool] = False  # whether it also recomputes a share of the layers, or a list of modules
     compiles_edges: ClassVar[bool] = True  # whether embedding and head can be compiled, too
     # {a fast setting (`planner.fast`): speed with it divided by speed without, compiled by block, on each of
     # MEASURED_ON; None if it was not measured there}
@@ -135,6 +135,17 @@ class EngineFacts(States):
     def splits(self, axis: str) -> bool:
         """Whether the engine splits the model over `axis` (tp, pp or cp)."""
         return axis in self.axes
+
+    def can_recompute(self, recompute: Recompute) -> bool:
+        """Whether it has this value of engine.recompute."""
+        return recompute in self.recomputes or (self.recomputes_parts and recompute not in RECOMPUTES)
+
+    def nearest_recompute(self, recompute: Recompute) -> Recompute:
+        """The nearest of its words to another value: full for a half of the layers, or for a whole MLP."""
+        again = recomputation(recompute)
+        whole = again.share >= 0.5 or not again.modules.isdisjoint(("mlp", "moe"))
+        words: tuple[Recompute, ...] = ("full",) if whole else ("selective", "none")
+        return next(word for word in words if word in self.recomputes)
 
     def follows(self, key: str) -> bool:
         """Whether the engine follows a key of [train], as some are only for our own loop."""
@@ -196,8 +207,8 @@ class EngineFacts(States):
         """The ZeRO stage that runs if `stage` is requested."""
         return stage
 
-    def own_faults(self, engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
-        """The settings that only this engine cannot run."""
+    def own_faults(self, engine: Engine, layout: Layout, train: Train, shape: ModelShape) -> Iterator[Fault]:
+        """The settings that only this engine cannot run; a plan asks the same."""
         return iter(())
 
     def shape_fault(self, shape: ModelShape) -> str | None:

@@ -12,6 +12,8 @@ from dataclasses import fields
 from itertools import takewhile
 from typing import Any, get_args
 
+from hpc_gpt.core.errors import Fault
+from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.services import CudaGraph, Dispatcher
@@ -31,11 +33,13 @@ _DEFAULTS = {entry.name: entry.default for entry in fields(ModelShape)}
 _LAYERS = re.compile(r"\[[01](?:, ?[01]){0,999}\]")
 
 
-def expert_options(shape: ModelShape, layout: Layout, others: Collection[str]) -> dict[str, object]:
+def expert_options(shape: ModelShape, layout: Layout, dtype: str, others: Collection[str]) -> dict[str, object]:
     """The options of a mixture of experts, {option: value} as in `megatron_arguments`; none for a dense model.
 
     `others`: the user's own options: the dispatcher and the balance are theirs if they name them. By default a router
     with a bias is balanced by that alone, another one by a loss with the coefficient of Qwen3's published config.json.
+    A sigmoid's router is in fp32 by default, as DeepSeek-V3's. --moe-grouped-gemm is passed in bf16 alone: "Currently
+    GroupedGEMM for MoE only supports bf16 dtype." (megatron/training/arguments.py before core 0.16).
     """
     if not shape.is_mixture:
         return {}
@@ -50,11 +54,13 @@ def expert_options(shape: ModelShape, layout: Layout, others: Collection[str]) -
         "--moe-router-enable-expert-bias": shape.router_bias,
         "--moe-router-topk-scaling-factor": shape.router_scale if shape.router_scale != 1 else None,
         "--moe-router-dtype": shape.router_dtype,
-        "--moe-grouped-gemm": True,
+        "--moe-grouped-gemm": dtype == "bf16",
         "--expert-model-parallel-size": layout.ep,
         "--expert-tensor-parallel-size": layout.expert_tp,
     }
     plain: dict[str, object] = {"--moe-token-dispatcher-type": "alltoall"}
+    if shape.router == "sigmoid" and shape.router_dtype is None:
+        plain["--moe-router-dtype"] = "fp32"
     if shape.router_bias:
         plain |= {"--moe-router-load-balancing-type": "none", "--moe-router-bias-update-rate": 0.001}
     else:
@@ -73,6 +79,26 @@ def expert_fault(shape: ModelShape) -> str | None:
     if shape.experts_per_token == 1 and shape.router != "sigmoid" and (shape.norm_topk or shape.router != "softmax"):
         return "its softmax over one expert is always 1: use model.norm_topk = false and router softmax with k 1"
     return None
+
+
+def split_faults(engine: Engine, layout: Layout, dtype: str, shape: ModelShape) -> Iterator[Fault]:
+    """The faults of a mixture's layout, with Megatron-LM's own conditions. That for fp16 is in its releases before
+    core 0.16 (December 2025) alone."""
+    if not shape.is_mixture:
+        return
+    if layout.tp > 1 and not engine.sequence_parallel:
+        yield Fault(
+            f'the model has experts and tp is {layout.tp}, and Megatron-LM refuses "MoE and tensor parallelism ... '
+            'without also enabling sequence parallelism" (megatron/core/transformer/moe/moe_layer.py)',
+            "use engine.sequence_parallel = true, or --tp 1",
+            keys=("engine.sequence_parallel", "layout"),
+        )
+    if layout.ep > 1 and dtype == "fp16":
+        yield Fault(
+            f'ep is {layout.ep}, and train.dtype fp16: "Expert parallelism is not supported with fp16 training." '
+            "(megatron/training/arguments.py)",
+            'use train.dtype = "bf16", or --ep 1',
+        )
 
 
 def stated_experts(arguments: Mapping[str, str]) -> dict[str, Any]:

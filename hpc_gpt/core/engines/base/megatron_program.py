@@ -12,8 +12,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from hpc_gpt.core.engines.base.megatron_experts import expert_options
+from hpc_gpt.core.engines.base.megatron_recompute import recompute_options
 from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
 from hpc_gpt.core.optimizers import optimizer_named
+from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.schedule import decay_steps_of
 from hpc_gpt.core.settings.sized import Sized
@@ -43,7 +45,7 @@ def megatron_arguments(resolved: Sized, checkpoints: str, data: str | list[str] 
         **_sizes(resolved),
         **_schedule(resolved, checkpoints),
         **_architecture(resolved.model),
-        **expert_options(resolved.model, resolved.layout, own),
+        **expert_options(resolved.model, resolved.layout, resolved.train.dtype, own),
         "--data-path": data,
         **_arithmetic(resolved),
         "--mock-data": data is None,
@@ -128,16 +130,13 @@ def _architecture(model: ModelShape) -> dict[str, object]:
 
 def _arithmetic(resolved: Sized) -> dict[str, object]:
     """The options of optimizer, loss scale and recomputation."""
-    train, recompute = resolved.train, resolved.engine.recompute
+    train, engine, model = resolved.train, resolved.engine, resolved.model
     options = dict(optimizer_named(train.optimizer).megatron_options(train) or {})
     if train.dtype == "fp16":
         # The loss scale of our own engines (ds_config).
         options |= {"--initial-loss-scale": 65536, "--loss-scale-window": 1000, "--hysteresis": 2}
-    if recompute != "none":
-        options["--recompute-granularity"] = recompute
-    if recompute == "full":
-        options |= {"--recompute-method": "uniform", "--recompute-num-layers": 1}
-    return options
+    layers = layers_of_chunk(engine, model.layers, resolved.layout.pp)
+    return options | recompute_options(engine.recompute, layers)
 
 
 def _switches(resolved: Sized) -> dict[str, object]:
@@ -167,6 +166,21 @@ def splits_edges(layers: int, pp: int) -> bool:
     """Whether embedding and head each take a layer's place in the split over stages: only if the split is even so but
     not otherwise, as with Llama 3.1's 126 layers over 16 (Grattafiori et al. 2024, arXiv:2407.21783, 3.3.2)."""
     return pp > 1 and layers % pp > 0 and (layers + 2) % pp == 0
+
+
+def chunks_of(engine: Engine, layers: int, pp: int) -> int:
+    """The chunks per stage, by Megatron-LM's own arguments."""
+    layers += 2 * splits_edges(layers, pp)
+    arguments = words_of(engine.megatron_args)
+    if INTERLEAVED not in arguments[:-1]:
+        return 1
+    deep = arguments[arguments.index(INTERLEAVED) + 1]
+    return max(1, layers // (pp * int(deep))) if deep.isdigit() and int(deep) else 1
+
+
+def layers_of_chunk(engine: Engine, layers: int, pp: int) -> int:
+    """The layers of a chunk of a pipeline stage; where embedding and head take a layer's place, with that."""
+    return (layers + 2 * splits_edges(layers, pp)) // (pp * chunks_of(engine, layers, pp))
 
 
 def words_of(arguments: Sequence[str]) -> list[str]:

@@ -6,8 +6,8 @@ from functools import lru_cache
 from typing import Any, ClassVar, Literal, get_args
 
 from hpc_gpt.core.errors import ConfigError, LayoutError, check_sizes
-from hpc_gpt.core.formulas import Recompute
 from hpc_gpt.core.optimizers import OptimizerFacts, optimizer_named
+from hpc_gpt.core.recomputation import Recompute, recomputation
 from hpc_gpt.core.settings.experiment import CpExchange, Matmul
 from hpc_gpt.core.settings.layout import AXES, Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
@@ -94,6 +94,7 @@ class Training:
 
     def __post_init__(self) -> None:
         check_sizes({name: getattr(self, name) for name in _SIZES})
+        recomputation(self.recompute)  # raises for a value without a meaning
         for name, values in _LISTED.items():
             if (value := getattr(self, name)) is not None and value not in values:
                 raise ConfigError(f"{name} is {value!r:.40}, which is not known", f"use one of {', '.join(values)}")

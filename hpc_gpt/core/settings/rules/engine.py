@@ -29,7 +29,7 @@ def engine_faults(engine: Engine, layout: Layout, shape: ModelShape, train: Trai
     """The reasons why the engine cannot run with this layout, shape and training; empty if it can."""
     engine = with_stage(engine)
     split = layout if shape.is_mixture else replace(layout, ep=1, etp=None)  # a dense model refuses these by itself
-    faults = [*_layout_faults(engine, split), *_switch_faults(engine, layout, train)]
+    faults = [*_layout_faults(engine, split), *_switch_faults(engine, layout, train, shape)]
     if engine.offload != "none":
         faults += _offload_faults(engine, train)
     of_model = [*engine_shape_faults(engine, shape), *_expert_faults(engine, shape, train)]
@@ -143,7 +143,7 @@ def _shard_faults(engine: Engine, layout: Layout, shard: int) -> Iterator[Fault]
         yield Fault(f"layout.shard is {why}", hint, of_layout=True)
 
 
-def _switch_faults(engine: Engine, layout: Layout, train: Train) -> Iterator[Fault]:
+def _switch_faults(engine: Engine, layout: Layout, train: Train, shape: ModelShape) -> Iterator[Fault]:
     facts, plain = engine_named(engine.name), Engine()
     for entry in fields(Engine):
         value = getattr(engine, entry.name)
@@ -152,7 +152,11 @@ def _switch_faults(engine: Engine, layout: Layout, train: Train) -> Iterator[Fau
         takers = [name for name, other in trainers().items() if entry.name in other.switches]
         hint = facts.alternatives.get(entry.name, f"leave it out, or use --engine {' or '.join(takers)}")
         yield Fault(f"engine.{entry.name} is {value}, which engine {engine.name} does not have", hint)
-    yield from facts.own_faults(engine, layout, train)
+    if "recompute" in facts.switches and not facts.can_recompute(engine.recompute):
+        able = [name for name, other in trainers().items() if other.can_recompute(engine.recompute)]
+        yield Fault(f"engine.recompute is {engine.recompute}, which engine {engine.name} does not have",
+                    f"use {facts.nearest_recompute(engine.recompute)}, or --engine {' or '.join(able)}")  # fmt: skip
+    yield from facts.own_faults(engine, layout, train, shape)
     if engine.sequence_parallel and layout.tp == 1:
         yield Fault("engine.sequence_parallel splits over the tensor-parallel group, but tp is 1",
                     "use --tp 2 or more, or leave it out")  # fmt: skip

@@ -1,0 +1,80 @@
+"""Megatron-LM's recomputation: the options for `engine.recompute`, and what Megatron-Core refuses beside it.
+
+Source, which the faults quote: megatron/core/transformer/transformer_config.py of NVIDIA/Megatron-LM, __post_init__
+(main of August 2026). --recompute-modules exists since core 0.12 (April 2025).
+"""
+
+from collections.abc import Iterator, Sequence
+
+from hpc_gpt.core.errors import Fault
+from hpc_gpt.core.recomputation import Recompute, modules_of, recomputation
+from hpc_gpt.core.settings.model_shape import ModelShape
+
+_FILE = "megatron/core/transformer/transformer_config.py"
+_OVERLAP, _GRAPHS = "--overlap-moe-expert-parallel-comm", "--cuda-graph-impl"
+
+
+def recompute_options(recompute: Recompute, layers: int) -> dict[str, object]:
+    """The options, {option: value} as in `megatron_arguments`; `layers`: those of a chunk of a pipeline stage, of which
+    a share is recomputed, the first ones."""
+    if recompute == "none":
+        return {}
+    if not (share := recomputation(recompute).share):
+        return {"--recompute-granularity": "selective", "--recompute-modules": modules_of(recompute) or None}
+    method, count = ("uniform", 1) if recompute == "full" else ("block", round(share * layers))
+    return {"--recompute-granularity": "full", "--recompute-method": method, "--recompute-num-layers": count}
+
+
+def recompute_faults(
+    recompute: Recompute, layers: int, shape: ModelShape, dtype: str, words: Sequence[str]
+) -> Iterator[Fault]:
+    """The faults of a value of `engine.recompute`. `layers`: as above; `words`: the user's own options and values."""
+    if recompute == "none":
+        return
+    asks, share = f"engine.recompute is {recompute}", recomputation(recompute).share
+    if not (share * layers).is_integer():
+        able = [f"{count}/{layers}" for count in range(1, layers) if abs(count - share * layers) < 1]
+        yield Fault(f"{asks}, but {layers} layers of a stage, or of a chunk of one, have no such share",
+                    f"use {' or '.join([*able, 'full'])}")  # fmt: skip
+    has = {
+        "mla_up_proj": (shape.kv_lora is not None, "no latent attention (model.kv_lora)"),
+        "mlp": (any(not kind.routed for kind in shape.kinds), "no layer without experts"),
+        "moe": (shape.is_mixture, "no experts"),
+        "moe_act": (shape.is_mixture, "no experts"),
+        "shared_experts": (shape.shared_ffn is not None, "no shared experts"),
+    }
+    for module in modules_of(recompute):
+        exists, lacks = has.get(module, (True, ""))
+        if not exists:
+            yield Fault(f"{asks}, but the model has {lacks}", f"leave {module} out")
+    for quote, hint in _refused(recompute, dtype, words):
+        yield Fault(f'{asks}, which Megatron-LM refuses here: "{quote}" ({_FILE})', hint)
+
+
+def _refused(recompute: Recompute, dtype: str, words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yields (Megatron's own condition, hint) for each that is not met."""
+    values_of = dict(zip(words, [*words[1:], ""], strict=False))
+    modules, whole = modules_of(recompute), recomputation(recompute).share > 0
+    if "moe_act" in modules and dtype != "bf16":
+        yield ("moe_act in recompute_modules is only supported with moe_grouped_gemm.",
+               'use train.dtype = "bf16": --moe-grouped-gemm is passed in bf16 alone')  # fmt: skip
+    narrow = "--fp8-format" in words and values_of.get("--fp8-recipe", "delayed") == "delayed"
+    if narrow and {"moe_act", "layernorm"} & {*modules}:
+        yield ("Delayed scaling does not support moe_act and layernorm recompute for fp8.",
+               "use another --fp8-recipe, or leave both out")  # fmt: skip
+    if "shared_experts" in modules and "--moe-shared-expert-overlap" in words:
+        yield ("shared_experts recompute cannot work with --moe-shared-expert-overlap.",
+               "leave one of them out")  # fmt: skip
+    if _OVERLAP in words and (whole or "moe" in modules):
+        what = "full recomputation" if whole else "moe in recompute_modules"
+        yield (f"disable {what} when enabling overlap_moe_expert_parallel_comm",
+               f"use layernorm,moe_act, or leave {_OVERLAP} out")  # fmt: skip
+    if values_of.get(_GRAPHS) in ("local", "transformer_engine") and whole:
+        yield ("full recompute is only supported with full iteration CUDA graph.",
+               f"use modules, or {_GRAPHS} full_iteration")  # fmt: skip
+    if values_of.get(_GRAPHS) == "transformer_engine" and "moe" in modules and "moe_router" in words:
+        yield ("moe recompute is not supported with moe_router CUDA graph with: --cuda-graph-impl transformer_engine.",
+               "use layernorm,moe_act, or graphs without moe_router")  # fmt: skip
+    if "--cpu-offloading-num-layers" in words:
+        yield ("CPU offloading does not work when activation recomputation is enabled",
+               "leave one of them out")  # fmt: skip
