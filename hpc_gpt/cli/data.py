@@ -15,7 +15,9 @@ _DEMO_VOCAB = 256  # the demo reads bytes
 
 @verb(15)
 @click.argument("source", shell_complete=completers.sources)
-def data(source: str, output: Path | None, tokenizer: str, form: str, text_key: str, begin_token: bool) -> None:
+def data(
+    source: str, output: Path | None, tokenizer: str, form: str, text_key: str, begin_token: bool, bytes_of: Path | None
+) -> None:
     """Make a token file from SOURCE.
 
     SOURCE is a text file or a jsonl file, either also as .gz or .zst, a Parquet file, a folder of these, or `stdlib`:
@@ -30,6 +32,11 @@ def data(source: str, output: Path | None, tokenizer: str, form: str, text_key: 
     from hpc_gpt.trainer.tokens.sources import DocumentCount, check_text, text_files
     from hpc_gpt.trainer.tokens.tokenizer import BYTE, open_tokenizer
 
+    if bytes_of is not None:
+        from hpc_gpt.trainer.tokens.run_data import add_token_bytes
+
+        say(f"{add_token_bytes(bytes_of, source)}: the bytes of text of each token, for bits per byte (bpb)")
+        return
     if source == STDLIB and output is None and tokenizer == BYTE and form == "tokens" and not begin_token:
         with shows_life("making the standard library's token file"):
             file = build_stdlib()

@@ -359,6 +359,8 @@ TABLE = (
            type=click.Choice(["tokens", "megatron"]), default="tokens", show_default=True),
     Option("--text-key", "data", "Where jsonl and Parquet have a document's text.", default="text", show_default=True),
     Option("--begin-token", "data", "Write the tokenizer's begin-of-text token before each document."),
+    Option("--bytes", "data", "Add what bits per byte need to this token file or Megatron's prefix; SOURCE is its "
+           "tokenizer.", name="bytes_of", type=_PATH, metavar="FILE"),
     Option("--format", "export", "Format of the files.", name="form", type=click.Choice(["hf"]), default="hf",
            show_default=True),
     Option("--out -o", "export", "The new folder; RUN-hf in this folder unless given.", type=_PATH),

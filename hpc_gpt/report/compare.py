@@ -86,6 +86,7 @@ class Comparison:
     rounds: tuple[int, int]
     differences: Sequence[SettingDifference]
     losses: Losses | None
+    bpb: Losses | None  # the same of the evaluations' bits per byte
     notes: Sequence[str]
 
 
@@ -118,7 +119,8 @@ def compare_runs(a: RunRead, b: RunRead) -> Comparison:
     speeds = _speeds(sides, series, 0.0 if are_rows else _unsure(runs, steady), are_rows, notes)
     verdict = _verdict(a, b, speeds)
     differences = setting_differences(a.record, b.record)
-    losses = compare_losses(a, b) if not are_rows and _losses_match(a.record, b.record, notes) else None
+    match = not are_rows and _losses_match(a.record, b.record, notes)
+    losses, bpb = (compare_losses(a, b, column) if match else None for column in ("loss", "bpb"))
     # If step times spread widely, the interval may come from the machine's other load.
     for run, name in zip(runs, ("{a}", "{b}"), strict=True):
         notes += [f"{name}: {flag}" for flag, kind in run.record.all_flags if kind == "spread"]
@@ -128,7 +130,7 @@ def compare_runs(a: RunRead, b: RunRead) -> Comparison:
     notes += _kinship(a, b, verdict, differences, losses)
     rounds = (len(a.rounds), len(b.rounds)) if are_rows else (0, 0)
     return Comparison(
-        a, b, verdict, speeds, reasons, (len(steady[0]), len(steady[1])), rounds, differences, losses, notes
+        a, b, verdict, speeds, reasons, (len(steady[0]), len(steady[1])), rounds, differences, losses, bpb, notes
     )
 
 
@@ -271,13 +273,14 @@ def _losses_match(a: Record, b: Record, notes: list[str]) -> bool:
         notes.append(f"losses at equal steps are not compared: a step of {{a}} has {tokens}")
         return False
     if a.vocab and b.vocab and a.vocab != b.vocab:
-        notes.append(f"the vocabularies differ, {a.vocab:,} and {b.vocab:,}, and so do the scales of the losses")
+        scales = "and so do the scales of the losses" + ("; bpb has one scale" if a.bpb and b.bpb else "")
+        notes.append(f"the vocabularies differ, {a.vocab:,} and {b.vocab:,}, {scales}")
     return True
 
 
-def compare_losses(a: RunRead, b: RunRead) -> Losses | None:
-    """The difference between the losses of two runs; None without common steps."""
-    (step_a, loss_a), (step_b, loss_b) = _losses_that_count(a), _losses_that_count(b)
+def compare_losses(a: RunRead, b: RunRead, column: str = "loss") -> Losses | None:
+    """The difference between the losses of two runs, or another column; None without common steps."""
+    (step_a, loss_a), (step_b, loss_b) = _losses_that_count(a, column), _losses_that_count(b, column)
     steps, of_a, of_b = np.intersect1d(step_a, step_b, assume_unique=True, return_indices=True)
     common = len(steps)
     if not common:
@@ -292,13 +295,13 @@ def compare_losses(a: RunRead, b: RunRead) -> Losses | None:
     return Losses(common, float(steps[-1]), float(loss_a[-1]), float(loss_b[-1]), alike, diverge, len(last), tail)
 
 
-def _losses_that_count(run: RunRead) -> tuple[Values, Values]:
+def _losses_that_count(run: RunRead, column: str) -> tuple[Values, Values]:
     """Returns (ascending steps, their losses): each step that led to the run's last state, once."""
     curve = run.steps
-    counted = (np.abs(curve["loss"]) < _MOST_LOSS) & np.isfinite(curve["step"]) & curve.counts
+    counted = (np.abs(curve[column]) < _MOST_LOSS) & np.isfinite(curve["step"]) & curve.counts
     # If a log has a step twice, its last line counts: unique takes the first of the reversed lines.
     steps, place = np.unique(curve["step"][counted][::-1], return_index=True)
-    return steps, curve["loss"][counted][::-1][place]
+    return steps, curve[column][counted][::-1][place]
 
 
 def _kinship(

@@ -69,7 +69,8 @@ def comparison_text(comparison: Comparison, a: str, b: str, width: int | None = 
     lines = [
         (_SPEEDS[speed.name].label, _speed(speed, place, comparison)) for place, speed in enumerate(comparison.speeds)
     ]
-    lines += [("loss", text) for text in _loss(comparison.losses, a, b)]
+    lines += [("loss", text) for text in _loss(comparison.losses, b)]
+    lines += [("bpb", text) for text in _loss(comparison.bpb, b, "bpb", "common evaluation")]
     for name, key in (("memory reserved", "memory_reserved_gib"), ("memory allocated", "memory_allocated_gib")):
         peaks = [peak(getattr(run.record, key)) for run in (comparison.a, comparison.b)]
         if any(peaks):  # a run on a CPU has no peak
@@ -121,25 +122,25 @@ def _speed(speed: Speed, place: int, comparison: Comparison) -> str:
     return text
 
 
-def _loss(losses: Losses | None, a: str, b: str) -> list[str]:
+def _loss(losses: Losses | None, b: str, name: str = "loss", steps: str = "common step") -> list[str]:
     if losses is None:
         return []
     if losses.alike_steps == losses.common_steps:
         every = "all " if losses.common_steps > 1 else ""
-        return [f"the same to the last digit at {every}{counted(losses.common_steps, 'common step')}"]
+        return [f"the same to the last digit at {every}{counted(losses.common_steps, steps)}"]
     text = f"{losses.a:.4g} -> {losses.b:.4g} at step {losses.last_common_step:,.0f}, the last that both have"
     if losses.alike_steps:
-        first = counted(losses.alike_steps, "common step").removeprefix("1 ")
+        first = counted(losses.alike_steps, steps).removeprefix("1 ")
         text += f"; the same to the last digit at the first {first}"
     if losses.tail is None:
         return [text]
-    tail, over = losses.tail, f"over the last {counted(losses.tail_steps, 'common step')}"
+    tail, over = losses.tail, f"over the last {counted(losses.tail_steps, steps)}"
     if not tail.is_shown:
         return [text, f"no difference shown {over} ({tail.low:+.2g} to {tail.high:+.2g})"]
     low, high = sorted((abs(tail.low), abs(tail.high)))
     word = "higher" if tail.change > 0 else "lower"
     by = f"{abs(tail.change):.2g} ({low:.2g} to {high:.2g})"
-    return [text, f"they diverge: the loss of {b} is {word} by {by} {over}"]
+    return [text, f"they diverge: the {name} of {b} is {word} by {by} {over}"]
 
 
 def _ended(run: RunRead) -> str:
@@ -192,9 +193,15 @@ def _bounds(interval: Interval | None, *names: str) -> dict[str, float | None]:
     return dict(zip(names, bounds, strict=True))
 
 
+def _losses(losses: Losses | None) -> dict[str, Any] | None:
+    if losses is None:
+        return None
+    figures = {key: value for key, value in vars(losses).items() if key != "tail"}
+    return figures | _bounds(losses.tail, "tail_difference", "tail_low", "tail_high")
+
+
 def _tables(comparison: Comparison, a: str, b: str) -> dict[str, Any]:
     runs = (comparison.a, comparison.b)
-    losses = comparison.losses
     return {
         "a": a,
         "b": b,
@@ -212,11 +219,8 @@ def _tables(comparison: Comparison, a: str, b: str) -> dict[str, Any]:
         "no_interval": [{"run": "ab"[place], "reason": reason} for place, reason in comparison.reasons],
         "differ": [vars(difference) for difference in comparison.differences if difference.is_stated],
         "stated_by_one": [vars(difference) for difference in comparison.differences if not difference.is_stated],
-        "loss": losses
-        and {
-            **{key: value for key, value in vars(losses).items() if key != "tail"},
-            **_bounds(losses.tail, "tail_difference", "tail_low", "tail_high"),
-        },
+        "loss": _losses(comparison.losses),
+        "bpb": _losses(comparison.bpb),
         "memory_allocated_gib": [run.record.memory_allocated_gib for run in runs],
         "memory_reserved_gib": [run.record.memory_reserved_gib for run in runs],
         "ended": [run.record.ended for run in runs],

@@ -21,7 +21,16 @@ import numpy as np
 
 from hpc_gpt.core.errors import OsErrorAs, RunFolderError
 from hpc_gpt.core.files import aside, try_folder
-from hpc_gpt.core.sinks import FLOPS, CurveRow, ShownRun, need_package, plain_text, shown_settings
+from hpc_gpt.core.sinks import (
+    BY_SOURCE,
+    FLOPS,
+    CurveRow,
+    ShownRun,
+    need_package,
+    plain_text,
+    shown_settings,
+    source_tags,
+)
 from hpc_gpt.core.sinks.tensorboard import EVENT_FILE, TensorBoard
 from hpc_gpt.core.sinks.wandb import Wandb
 from hpc_gpt.reader.lines.fields import MIXTURE_FIELDS
@@ -30,9 +39,10 @@ from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.compare import flat_settings, tokens_per_step
 
 _CURVES = ("loss", "step_s", "tokens_per_s", "lr", "grad_norm", *MIXTURE_FIELDS)
-TAGS = (*_CURVES, "loss_eval", "skipped", *FLOPS)
+TAGS = (*_CURVES, "loss_eval", "bpb", "skipped", *FLOPS)
 # Figures of the whole run, as report shows them.
-_FIGURES = ("step_s", "tokens_per_s", *FLOPS, "mfu", "hfu", "loss_eval", "skipped_steps", "nan_steps", "gpu_hours")
+_FIGURES = ("step_s", "tokens_per_s", *FLOPS, "mfu", "hfu", "loss_eval", "bpb", "skipped_steps", "nan_steps",
+            "gpu_hours")  # fmt: skip
 ANOTHER = "name another folder for the export"
 EXPORT_MARK = "hpc-gpt.json"  # in our offline runs: an export replaces only what an earlier one wrote
 PROJECT = "hpc-gpt"
@@ -69,9 +79,8 @@ def check_export_target(folder: Path, package: str) -> None:
 def write_events(runs: Sequence[RunRead], folder: Path) -> list[Path]:
     """Writes the event file of every run, in place of an earlier export's, and returns their paths.
 
-    The scalars are TAGS, and loss_eval_by/NAME for each source of a mixture; settings are on the HPARAMS page. Nothing
-    else in `folder` changes. Raises UserError if tensorboard is not installed, RunFolderError if a file cannot be
-    written.
+    The scalars are TAGS, and `source_tags` of a mixture; settings are on the HPARAMS page. Nothing else in `folder`
+    changes. Raises UserError if tensorboard is not installed, RunFolderError if a file cannot be written.
     """
     need_package("tensorboard")
     written = []
@@ -137,8 +146,7 @@ def _log_run(run: ExportedRun, folder: str) -> Path:
     sink = Wandb(run.shown, Path(folder), PROJECT, mode="offline")
     sink.add(run.rows)
     figures = {key: value for key in _FIGURES if (value := getattr(record, key)) is not None}
-    by_source = {name: loss for name, loss in (record.loss_eval_by or {}).items() if loss is not None}
-    figures |= {f"loss_eval_by/{plain_text(name)}": loss for name, loss in by_source.items()}
+    figures |= source_tags({key: getattr(record, key) for key in BY_SOURCE})
     sink.summarize({key: value for key, value in figures.items() if np.isfinite(value)} | {"ended": record.ended})
     sink.close()
     return sink.folder
@@ -202,7 +210,7 @@ def curve_of(run: RunRead) -> tuple[float, list[CurveRow]]:
     """Returns (epoch seconds of the first step, else of the start; the rows of an ExportedRun)."""
     steps, record = run.steps, run.record
     step_s = np.where(steps["step_s"] > 0, steps["step_s"], np.nan)
-    columns = {tag: steps[tag] for tag in _CURVES}
+    columns = {tag: steps[tag] for tag in (*_CURVES, "bpb")}
     rates = (tokens_per_step(record) or np.nan) / step_s
     columns["tokens_per_s"] = np.where(np.isfinite(columns["tokens_per_s"]), columns["tokens_per_s"], rates)
     columns["skipped"] = steps.is_skipped.astype(np.float64)
@@ -226,7 +234,7 @@ def curve_of(run: RunRead) -> tuple[float, list[CurveRow]]:
     for number, moment in zip(numbers, at.tolist(), strict=True):
         figures = {tag: float(column[places[number]]) for tag, column in columns.items() if number in places}
         figures["loss_eval"] = losses.get(number, np.nan)
-        by = {f"loss_eval_by/{plain_text(name)}": loss for name, loss in steps.eval_by.get(number, {}).items()}
+        by = source_tags(steps.eval_by.get(number, {}))
         if row := {tag: figure for tag in (*TAGS, *by) if np.isfinite(figure := (figures | by).get(tag, np.nan))}:
             rows.append((number, moment, row))
     return float(at[0]) if len(at) else epoch(record.started) or 0.0, rows

@@ -213,7 +213,7 @@ COLUMNS = (
            means="GPU memory of the stage with most: allocated, else reserved; 1 GiB = 2^30"),
     Column("Loss", ("loss_first", "loss_last", "loss_eval"), show_losses,
            means="of the first step -> of the last step, else of the last evaluation"),
-    *(FIGURES[key] for key in MIXTURE_FIELDS),
+    *(FIGURES[key] for key in ("bpb", *MIXTURE_FIELDS)),
     replace(FIGURES["ended"], style=lambda record: colour_of(record.ended or "")),
 )  # fmt: skip
 # By their first keys.
@@ -338,6 +338,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ("batch", batch),
         ("loss", show_losses(record)),
         ("loss_eval", NOTHING if record.loss_eval is None else f"{record.loss_eval:.3f}"),
+        *([] if record.bpb is None else [("bpb", f"{record.bpb:.4f}, bits per byte of text")]),
         *([("by source", by_source)] if (by_source := losses_by_source(record)) is not None else []),
         ("experts", show_named(record, MIXTURE_FIELDS) or NOTHING),
         ("step time", step),
@@ -375,9 +376,11 @@ def show_goodput(record: Record) -> str:
 
 
 def losses_by_source(record: Record) -> str | None:
-    """The last evaluation's loss on each source of a mixture; None without one."""
-    losses = record.loss_eval_by or {}
-    return ", ".join(f"{name} {loss:.3f}" for name, loss in losses.items() if loss is not None) or None
+    """The last evaluation's loss on each source of a mixture, with its bits per byte; None without one."""
+    losses, bits = record.loss_eval_by or {}, record.bpb_by or {}
+    of_text = {name: f" ({of_source:.4f} bpb)" for name, of_source in bits.items() if of_source is not None}
+    shown = (f"{name} {loss:.3f}{of_text.get(name, '')}" for name, loss in losses.items() if loss is not None)
+    return ", ".join(shown) or None
 
 
 def _predicted(record: Record) -> str:

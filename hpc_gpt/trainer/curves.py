@@ -10,14 +10,14 @@ from typing import Any
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_last_stored_line
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.sinks import FLOPS, CurveRow, ShownRun, Sink, plain_text, shown_settings
+from hpc_gpt.core.sinks import FLOPS, CurveRow, ShownRun, Sink, shown_settings, source_tags
 from hpc_gpt.core.sinks.background import Background
 from hpc_gpt.core.sinks.mlflow import Mlflow
 from hpc_gpt.core.sinks.tensorboard import EVENT_FILE, TensorBoard
 from hpc_gpt.core.sinks.wandb import Wandb
 from hpc_gpt.trainer.engines.protocol import BALANCE_FIGURES
 
-_TAGS = ("loss", "step_s", "tokens_per_s", "lr", "grad_norm", *BALANCE_FIGURES, "loss_eval", "skipped")
+_TAGS = ("loss", "step_s", "tokens_per_s", "lr", "grad_norm", *BALANCE_FIGURES, "loss_eval", "bpb", "skipped")
 _LONG_S = 1e6  # seconds of a step so long that its TFLOPs are below every device's peak
 
 
@@ -67,7 +67,7 @@ class Curves:
 
     def _row(self, line: Mapping[str, Any]) -> CurveRow:
         figures = {tag: line.get(tag) for tag in _TAGS}
-        figures |= {f"loss_eval_by/{plain_text(name)}": loss for name, loss in (line.get("loss_eval_by") or {}).items()}
+        figures |= source_tags(line)
         figures |= {name: flops / line["step_s"] for name, flops in self._flops.items() if line["step_s"]}
         known = {tag: float(figure) for tag, figure in figures.items() if figure is not None and math.isfinite(figure)}
         return line["step"], line["time"], known

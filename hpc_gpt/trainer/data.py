@@ -42,11 +42,6 @@ class Stream:
         """The number of this data-parallel rank's shards left early, in all attempts (data.on_bad_shard = "skip")."""
         return 0
 
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The names of a mixture's sources, which are evaluated one by one; empty without a mixture."""
-        return ()
-
     def step(self, step: int) -> Iterator[MicroBatch]:
         """The micro-batches of a training step, counted from 0. Call it in the order of the steps."""
         raise NotImplementedError
@@ -115,10 +110,6 @@ class DataStream(Stream):
             micro_batch, sums = self._ahead.pop((step, index)).result()
             self._take(sums)
             yield _to_device(micro_batch, self._device)
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        return tuple(self._samples.sources) if isinstance(self._samples, MixtureSamples) else ()
 
     def evaluation(self, batches: int, source: str | None = None) -> Iterator[MicroBatch]:
         samples = self._samples

@@ -68,7 +68,7 @@ class Loop:
         self._attempt = Attempt(metrics.parent)
         self._ranks = ranks
         self._engine = engine
-        self._identity = samples.identity
+        self._samples = samples
         self._stream = open_stream(samples, resolved, engine.dp_rank, engine.device, self._reports, engine.context.part)
         self._stream.restore(progress.positions)
         self._metrics = Metrics(metrics, resolved, engine.device, curves)
@@ -183,14 +183,11 @@ class Loop:
         return self._ranks.broadcast(self._end_of_sigterm(alone) if self._ranks.is_first else End("cancelled"))
 
     def _evaluate(self) -> None:
-        batches, sources = self._train.eval_batches, self._stream.sources
-        self._heart.enter(EVALUATING, as_steps=batches * max(1, len(sources)))
+        batches, sources = self._train.eval_batches, self._samples.token_bytes
+        self._heart.enter(EVALUATING, as_steps=batches * len(sources))
         count = batches * self._resolved.batch.micro_batches
-        if sources:
-            losses = {name: self._engine.evaluate(self._stream.evaluation(batches, name), count) for name in sources}
-            self._metrics.add_evaluation(losses)
-        else:
-            self._metrics.add_evaluation(self._engine.evaluate(self._stream.evaluation(batches), count))
+        measure, read = self._engine.measure, self._stream.evaluation
+        self._metrics.add_evaluation({name: measure(read(batches, name), count, sources[name]) for name in sources})
 
     def _log(self) -> None:
         """Fetches, writes and prints the figures since the last log line on rank 0; the other ranks drop theirs."""
@@ -207,7 +204,7 @@ class Loop:
         self._compare_samples()
 
         def progress(train_s: float) -> Progress:
-            return Progress(self.step, train_s, self._identity, self._position())
+            return Progress(self.step, train_s, self._samples.identity, self._position())
 
         sound = self._saver.save(self.step, self._train_s(), progress, requested, wait)
         self._clock.restart()

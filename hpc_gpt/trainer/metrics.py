@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -26,6 +26,7 @@ from hpc_gpt.core.runs.full_disk import KeptLines, Refusal
 from hpc_gpt.core.settings.data_source import evaluation_shares
 from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.sinks import BY_SOURCE
 from hpc_gpt.trainer.curves import Curves
 from hpc_gpt.trainer.engines.protocol import BALANCE_FIGURES, StepResult
 
@@ -44,8 +45,8 @@ class _Step:
     began: _Moment
     ended: _Moment
     time: float
-    # {source of a mixture: loss}; without a mixture the key is None.
-    losses_eval: dict[str | None, Tensor] = field(default_factory=dict)
+    # {source of a mixture: loss, nats, bytes}; without a mixture the key is None.
+    evaluations: dict[str | None, Tensor] = field(default_factory=dict)
     evaluated: _Moment | None = None  # the end of its evaluation
 
 
@@ -56,7 +57,8 @@ class _Copy:
         self.steps = steps
         values: list[Tensor | float] = []
         for step in steps:
-            values += [step.result.loss, step.result.grad_norm, step.result.skipped, *step.losses_eval.values()]
+            values += [step.result.loss, step.result.grad_norm, step.result.skipped]
+            values += [figure for one in step.evaluations.values() for figure in one.unbind()]
             values += [] if step.result.balance is None else step.result.balance.unbind()
         on_device = [value.detach().reshape(()).double() for value in values if isinstance(value, Tensor)]
         self._values = values
@@ -79,7 +81,7 @@ class _Copy:
         flat = iter([next(fetched) if isinstance(value, Tensor) else float(value) for value in self._values])
         figures = (0 if step.result.balance is None else len(BALANCE_FIGURES) for step in self.steps)
         return [
-            list(islice(flat, 3 + len(step.losses_eval) + count))
+            list(islice(flat, 3 + 3 * len(step.evaluations) + count))
             for step, count in zip(self.steps, figures, strict=True)
         ]
 
@@ -132,12 +134,11 @@ class Metrics:
         self._on_device.append(_Step(step, result, self._began, now, time.time()))
         self._began = now
 
-    def add_evaluation(self, loss: Tensor | Mapping[str, Tensor]) -> None:
-        """Keeps the evaluation loss after the step that was added last, and begins the next step's clock. For a mixture
-        it is {source: loss}."""
-        by_source: Mapping[Any, Tensor] = {None: loss} if isinstance(loss, Tensor) else loss
+    def add_evaluation(self, by_source: Mapping[str | None, Tensor]) -> None:
+        """Keeps an evaluation after the step that was added last, and begins the next step's clock. It is {source of a
+        mixture, else None: what `TrainingEngine.measure` returned}."""
         self.begin_clock()
-        self._on_device[-1].losses_eval, self._on_device[-1].evaluated = dict(by_source), self._began
+        self._on_device[-1].evaluations, self._on_device[-1].evaluated = dict(by_source), self._began
 
     def add_save(self, save_s: float) -> None:
         """Adds the seconds of a completed save to the last line, or to the next one if the last is already written."""
@@ -174,8 +175,9 @@ class Metrics:
             return
         for step, numbers in zip(self._coming.steps, self._coming.numbers(), strict=True):
             loss, grad_norm, skipped, *more = numbers
-            loss_eval, loss_eval_by = self._evaluation(dict(zip(step.losses_eval, more, strict=False)))
-            balance: dict[str, float] = dict(zip(BALANCE_FIGURES, more[len(step.losses_eval) :], strict=False))
+            evaluations = {name: more[3 * at : 3 * at + 3] for at, name in enumerate(step.evaluations)}
+            loss_eval, bpb, by_source = self._evaluation(evaluations)
+            balance: dict[str, float] = dict(zip(BALANCE_FIGURES, more[3 * len(evaluations) :], strict=False))
             if balance:
                 balance["experts_dead"] = int(balance["experts_dead"])
             self._judge(loss, grad_norm, bool(skipped))
@@ -188,6 +190,7 @@ class Metrics:
                 "step": step.step,
                 "loss": loss,
                 "loss_eval": loss_eval,
+                "bpb": bpb,
                 "grad_norm": grad_norm,
                 "lr": step.result.lr,
                 **balance,
@@ -200,23 +203,25 @@ class Metrics:
                 "save_s": self._save_s,
                 "eval_s": None if step.evaluated is None else round(_seconds(step.ended, step.evaluated), 4),
                 "time": round(step.time, 3),
-                **loss_eval_by,
+                **by_source,
             }
             self._save_s = None
             self._lines.append(self._last)
         self._coming = None
 
-    def _evaluation(self, losses: Mapping[str | None, float]) -> tuple[float | None, dict[str, Any]]:
-        """Returns (loss_eval, {"loss_eval_by": …} for a mixture) of a line; loss_eval is the mean by the first phase's
-        weights."""
+    def _evaluation(self, evaluations: Mapping[str | None, list[float]]) -> tuple[Any, Any, dict[str, Any]]:
+        """Returns (loss_eval, bpb, a mixture's {"loss_eval_by": …, "bpb_by": …}) of a line; the first two come from the
+        means by the first phase's weights."""
         shares = self._evaluation_shares
-        if not shares:
-            return losses.get(None), {}
-        if not losses:
-            return None, {"loss_eval_by": None}
+        if not evaluations:
+            return None, None, dict.fromkeys(BY_SOURCE) if shares else {}
         # A source of weight 0 may have a loss that is not finite.
-        mean = math.fsum(share * losses[name] for name, share in shares.items() if share)
-        return mean, {"loss_eval_by": losses}
+        weights: Mapping[Any, Any] = shares or {None: 1.0}
+        means = [math.fsum(w * evaluations[name][at] for name, w in weights.items() if w) for at in range(3)]
+        losses, bits = ({name: of(one) for name, one in evaluations.items()} for of in (lambda one: one[0], _bpb))
+        bpb = _bpb(means)
+        by_source = losses, None if bpb is None else bits
+        return means[0], bpb, dict(zip(BY_SOURCE, by_source, strict=True)) if shares else {}
 
     def forget(self) -> None:
         """Drops the figures; for ranks that write none."""
@@ -249,6 +254,8 @@ class Metrics:
         parts = [f"step {line['step']}/{self._steps}", f"loss {line['loss']:.4f}"]
         if line["loss_eval"] is not None:
             parts.append(f"loss_eval {line['loss_eval']:.4f}")
+        if line["bpb"] is not None:
+            parts.append(f"bpb {line['bpb']:.4f}")
         parts += [
             f"grad_norm {line['grad_norm']:.3f}",
             f"lr {line['lr']:.3g}",
@@ -279,6 +286,12 @@ class Metrics:
 def _gib(memory_bytes: tuple[int, ...]) -> list[float] | None:
     """Peak memory, one figure per stage; None on a CPU."""
     return [round(value / GIB, 3) for value in memory_bytes] if any(memory_bytes) else None
+
+
+def _bpb(evaluation: Sequence[float]) -> float | None:
+    """Bits per byte of (loss, nats, bytes); None if the bytes are not known, or none."""
+    _, nats, text_bytes = evaluation
+    return nats / math.log(2) / text_bytes if text_bytes > 0 else None
 
 
 def _seconds(began: _Moment, ended: _Moment) -> float:

@@ -78,7 +78,12 @@ def test_characters_and_megatrons_files_have_a_next_command(tmp_path):
     settings = "--set data.source=megatron --set data.path=pair"
     assert done.stderr.endswith(f"\nnext: hpc-gpt submit demo --cluster local {settings}\n")
     names = {path.name for path in tmp_path.iterdir() if path.is_file()}
-    assert names == {"text.txt", "text.tokens", "text.tokens.vocab.json", "pair.bin", "pair.idx"}
+    assert names == {"text.txt", "text.tokens", "text.tokens.vocab.json", "pair.bin", "pair.idx", "pair.bytes"}
+    theirs = (tmp_path / "pair.bytes").read_bytes()
+    (tmp_path / "pair.bytes").unlink()
+    done = in_process("data", "--bytes", "pair", "byte", cwd=tmp_path, environment=bare)
+    assert done.stdout == "pair.bytes: the bytes of text of each token, for bits per byte (bpb)\n"
+    assert (tmp_path / "pair.bytes").read_bytes() == theirs
 
 
 def test_a_folder_s_files_are_named_read_or_left_out(tmp_path):

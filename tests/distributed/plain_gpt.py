@@ -17,6 +17,7 @@ from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.weights.config import config_of
 from hpc_gpt.core.weights.names import parts_of, to_hf
+from tests.distributed.equality_cases import token_bytes
 from tests.distributed.plain_mixture import PlainMixture
 
 
@@ -49,7 +50,7 @@ class PlainBlock(nn.Module):
 class PlainGpt(nn.Module):
     def __init__(self, shape: ModelShape, initial: dict[str, Tensor]) -> None:
         super().__init__()
-        self.vocab = shape.vocab
+        self.shape = shape
         self.embedding = nn.Embedding(shape.padded_vocab, shape.hidden)
         self.position = nn.Embedding(shape.seq, shape.hidden)
         self.blocks = nn.ModuleList(PlainBlock(shape.hidden, shape.heads) for _ in range(shape.layers))
@@ -78,8 +79,9 @@ class PlainGpt(nn.Module):
             x = block(x)
         logits = self.head(self.norm(x)).float()
         # Columns that pad the vocabulary get no probability.
-        logits = logits.masked_fill(torch.arange(logits.shape[-1]) >= self.vocab, -torch.inf)
-        return -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
+        logits = logits.masked_fill(torch.arange(logits.shape[-1]) >= self.shape.vocab, -torch.inf)
+        self.losses = -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        return self.losses.mean()
 
 
 class PlainOther(nn.Module):
@@ -111,7 +113,8 @@ class PlainOther(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         logits = self.model(tokens).logits.float()
         logits = logits.masked_fill(torch.arange(logits.shape[-1]) >= self.shape.vocab, -torch.inf)
-        return -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
+        self.losses = -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        return self.losses.mean()
 
 
 @dataclass
@@ -130,12 +133,24 @@ class PlainRun:
     balance: list[list[float]] = field(default_factory=list)
     biases: list[list[float]] = field(default_factory=list)
     gap: float = math.inf
+    bpb: float | None = None  # of the evaluation, with `token_bytes`
 
 
-def mean_loss(model: nn.Module, tokens: Tensor, targets: Tensor, end: int | None) -> Tensor:
-    """The mean over all tokens. With an `end` token each document is an input of its own, beside others as long."""
+def mean_loss(
+    model: nn.Module, tokens: Tensor, targets: Tensor, end: int | None, text: list[float] | None = None
+) -> Tensor:
+    """The mean over all tokens. With an `end` token each document is an input of its own, beside others as long. The
+    nats and bytes of targets that have bytes are added to `text`."""
+
+    def counted(targets: Tensor) -> None:
+        if text is not None:
+            sizes = torch.tensor([*token_bytes(model.shape.vocab), 0])[targets]
+            text[0] += float(model.losses.double()[sizes > 0].sum())
+            text[1] += float(sizes.sum())
+
     if end is None:
         whole: Tensor = model(tokens, targets)
+        counted(targets)
         return whole
     by_length: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
     for number, (row, following) in enumerate(zip(tokens, targets, strict=True)):
@@ -149,6 +164,7 @@ def mean_loss(model: nn.Module, tokens: Tensor, targets: Tensor, end: int | None
     for length, documents in by_length.items():
         inputs, wanted, model.rows = (torch.stack(part) for part in zip(*documents, strict=True))
         total = total + model(inputs, wanted) * (length * len(documents))
+        counted(wanted)
     return total / tokens.numel()
 
 
@@ -211,7 +227,9 @@ def train_plainly(
         run.norms.append(norm)
         run.lrs.append(lr)
     with torch.no_grad():
-        run.loss_eval = float(mean_loss(model, *evaluation, end))
+        text = [0.0, 0.0]
+        run.loss_eval = float(mean_loss(model, *evaluation, end, text))
+        run.bpb = text[0] / math.log(2) / text[1]
     run.weights = {name: weight.detach() for name, weight in model.weights().items()}
     if shape.is_mixture:
         run.gap, run.biases = model.gap, [bias.tolist() for bias in model.biases()]

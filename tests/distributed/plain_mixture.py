@@ -167,7 +167,8 @@ class PlainMixture(nn.Module):
         for (_, scores, _), router in zip(self.chosen[-len(self.routers) :], self.routers, strict=True):
             self.gap = min(self.gap, self._gap(scores.detach(), router))
         logits = logits.masked_fill(torch.arange(logits.shape[-1]) >= self.shape.vocab, -torch.inf)
-        return -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).mean()
+        self.losses = -logits.log_softmax(-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        return self.losses.mean()
 
     def _gap(self, scores: Tensor, router: nn.Module) -> float:
         shape = self.shape

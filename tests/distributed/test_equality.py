@@ -50,7 +50,8 @@ class Deviation:
 
 def deviation(case: Case, figures: dict[str, Any], weights: dict[str, Tensor]) -> Deviation:
     plain = reference(case.resolved, idle=case.idle) if case.matmul == "none" else fp8_reference(case)
-    losses = zip([*figures["losses"], figures["loss_eval"]], [*plain.losses, plain.loss_eval], strict=True)
+    losses = [*zip([*figures["losses"], figures["loss_eval"]], [*plain.losses, plain.loss_eval], strict=True)]
+    losses += [] if plain.bpb is None else [(figures["bpb"], plain.bpb)]
     assert weights.keys() == plain.weights.keys()
     # A checkpoint has no rows past the vocabulary.
     far = {name: (weight - plain.weights[name][: len(weight)]).abs() for name, weight in weights.items()}

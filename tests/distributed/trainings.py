@@ -6,6 +6,7 @@ As a module, with RANK, WORLD_SIZE, LOCAL_RANK and a launch's folder as argument
 import contextlib
 import hashlib
 import json
+import math
 import os
 import pickle
 import shutil
@@ -30,7 +31,7 @@ from hpc_gpt.trainer.engines import protocol
 from hpc_gpt.trainer.engines.optimizer import counted_parameters
 from hpc_gpt.trainer.model.tensor_parallel import full_name, split_of, tile_of
 from hpc_gpt.trainer.ranks import Ranks
-from tests.distributed.equality_cases import EVALUATION, STEPS, Case, micro_batches
+from tests.distributed.equality_cases import EVALUATION, STEPS, Case, micro_batches, token_bytes
 from tests.distributed.groups import forget, leave, meet
 from tests.distributed.mixtures import NEVER
 from tests.distributed.mutation import mutate
@@ -233,7 +234,8 @@ def train_case(folder: Path, case: Case) -> dict[str, Any]:
         kept += _kept_outputs(engine)
     losses, norms, lrs, skipped = zip(*results, strict=True)
     pairs = micro_batches(resolved, engine.dp_rank, EVALUATION, engine.context.part)
-    loss_eval = float(engine.evaluate(iter(pairs), len(pairs)))
+    sizes = token_bytes(resolved.model.vocab)
+    loss_eval, nats, text_bytes = engine.measure(iter(pairs), len(pairs), sizes).tolist()
     kept += _kept_outputs(engine)
     figures = {
         "losses": losses,
@@ -241,6 +243,7 @@ def train_case(folder: Path, case: Case) -> dict[str, Any]:
         "lrs": lrs,
         "skipped": skipped,
         "loss_eval": loss_eval,
+        "bpb": nats / math.log(2) / text_bytes,
         "step": engine.step,
         "parameters": count_parameters(engine),
         "initial": initial.sums,

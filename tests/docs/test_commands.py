@@ -45,6 +45,7 @@ NOT_RUN = {
     "clean": "needs a run that has ended: tests/launcher/watch/test_clean.py",
     "data corpus.jsonl --tokenizer": "needs a published tokenizer: tests/trainer/tokens",
     "data corpus.parquet": "needs a file of Parquet: tests/trainer/tokens/test_sources.py",
+    "data --bytes": "needs a file of 0.3: tests/trainer/tokens/test_token_bytes.py",
     "report old-logs/ --tensorboard": "loads TensorBoard: tests/report",
     "plan --calibrate": "needs runs on GPUs: tests/cli/test_plan_calibrate.py",
     "plan --model gpt2 --engine NAME": "of an engine to be written: tests/core/engines/test_seventh.py",

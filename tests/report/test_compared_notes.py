@@ -78,6 +78,27 @@ def test_losses_that_end_alike_have_both_ends_of_what_is_between() -> None:
     assert "  loss       no difference shown over the last 8 common steps (-0" in text
 
 
+def test_bits_per_byte_compare_runs_of_two_tokenizers() -> None:
+    """At the evaluations that both have."""
+
+    def evaluated(name: str, vocab: int, bits: float, every: int) -> RunRead:
+        run = read(LOSSES, 2.0, run=name, vocab=vocab, bpb=bits)
+        places = np.arange(len(LOSSES))
+        column = np.where(places % every == 0, bits + 0.001 * places, np.nan)
+        return replace(run, steps=replace(run.steps, columns={**run.steps.columns, "bpb": column}))
+
+    found = compare_runs(evaluated("a", 256, 1.25, 2), evaluated("b", 50257, 1.125, 1))
+    differ = "the vocabularies differ, 256 and 50,257, and so do the scales of the losses; bpb has one scale"
+    assert differ in found.notes
+    assert found.bpb is not None
+    assert (found.bpb.common_steps, found.bpb.last_common_step) == (21, 41)
+    (tables,) = as_tables([found], ["x", "y"])["comparisons"]
+    assert (tables["bpb"]["a"], tables["bpb"]["b"]) == (pytest.approx(1.29), pytest.approx(1.165))
+    text = comparison_text(found, "A", "B")
+    assert "  bpb        1.29 -> 1.165 at step 41, the last that both have\n" in text
+    assert "they diverge: the bpb of B is lower by 0.12 (0.12 to 0.12) over the last 8 common evaluations" in text
+
+
 def test_equal_losses_are_of_one_run_from_eight_steps_on() -> None:
     equal = "equal losses: two logs of one run, or a repeat of the same training"
     a = read(LOSSES, 2.0, run="a")
@@ -233,6 +254,7 @@ def test_json_has_each_figure_under_its_key() -> None:
         "tail_steps": 8, **dict.fromkeys(("tail_difference", "tail_low", "tail_high"), pytest.approx(0.5)),
     }  # fmt: skip
     assert found.pop("words").startswith("faster by 25 % (18")
+    assert found.pop("bpb") is None
     assert found == {
         "a": "x", "b": "y", "runs": ["a", "b"], "names": ["na", "nb"], "verdict": "faster", "steady_steps": [40, 40],
         "rounds": [0, 0], "no_interval": [], "differ": [{"key": "gpus", "a": 8, "b": 4}],

@@ -96,8 +96,8 @@ PRINTED = [
     f"step 3/3 | loss 0.2500 | loss_eval 1.0000 | {OF_STEP}"
     "ended done after step 3\n",
 ]
-LINE = ('"grad_norm": 1.0, "lr": 0.001, "step_s": 2.0, "tokens_per_s": 64.0, "tokens": 128, "skipped": false, '
-        '"memory_allocated_gib": null, "memory_reserved_gib": null')  # fmt: skip
+LINE = ('"bpb": null, "grad_norm": 1.0, "lr": 0.001, "step_s": 2.0, "tokens_per_s": 64.0, "tokens": 128, '
+        '"skipped": false, "memory_allocated_gib": null, "memory_reserved_gib": null')  # fmt: skip
 METRICS = [
     f'{{"step": 1, "loss": 1.0, "loss_eval": null, {LINE}, "save_s": null, "eval_s": null, "time": 5002.0}}\n'
     f'{{"step": 2, "loss": 0.5, "loss_eval": 1.0, {LINE}, "save_s": 1000.0, "eval_s": 100.0, "time": 5004.0}}\n',

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.xdist_group("train-interruptions")
 
 STEPS = 20
 KEYS = (
-    "step loss loss_eval grad_norm lr step_s tokens_per_s tokens skipped memory_allocated_gib memory_reserved_gib "
+    "step loss loss_eval bpb grad_norm lr step_s tokens_per_s tokens skipped memory_allocated_gib memory_reserved_gib "
     "save_s eval_s time"
 )
 LAYOUTS = {"fp32": {"tp": 2, "pp": 2, "dp": 1}, "bf16": {"tp": 1, "pp": 1, "dp": 2}}

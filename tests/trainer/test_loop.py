@@ -28,7 +28,7 @@ from tests.made_runs import make_run
 from tests.trainer.alone import ALONE, CountingEngine, OwnReport
 from tests.trainer.launch import settings
 
-SAMPLES = cast(Samples, SimpleNamespace(identity="the same", train=None, evaluation=None))
+SAMPLES = cast(Samples, SimpleNamespace(identity="the same", token_bytes={None: None}))
 
 
 class Begun:

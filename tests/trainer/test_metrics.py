@@ -30,7 +30,7 @@ def test_kept_lines_are_complete_and_the_last_waits_for_its_save(tmp_path: Path)
     metrics.begin_clock()
     for step in range(1, 5):
         metrics.add(step, result(0.1 * step, on_device=step % 2 == 0))
-    metrics.add_evaluation(torch.tensor(7.5))
+    metrics.add_evaluation({None: torch.tensor([7.5, 21 * math.log(2), 7.0])})
     metrics.memory = (3 << 30, 1 << 29), (4 << 30, 1 << 30)
     assert not path.exists()
     metrics.fetch()
@@ -42,7 +42,7 @@ def test_kept_lines_are_complete_and_the_last_waits_for_its_save(tmp_path: Path)
     assert [line["step"] for line in found] == [1, 2, 3, 4]
     # float32 losses, every digit kept.
     assert [line["loss"] for line in found] == [torch.tensor(0.1 * step).item() for step in range(1, 5)]
-    assert [line["loss_eval"] for line in found] == [None, None, None, 7.5]
+    assert [(line["loss_eval"], line["bpb"]) for line in found] == [*[(None, None)] * 3, (7.5, pytest.approx(3.0))]
     assert [line["save_s"] for line in found] == [None, None, None, 2.5]
     assert found[0]["memory_allocated_gib"] == [3.0, 0.5]
     assert (found[0]["memory_reserved_gib"], found[0]["tokens"]) == ([4.0, 1.0], 8 * 32)
@@ -54,7 +54,7 @@ def test_a_line_of_a_mixture_has_the_balance_of_its_experts(tmp_path: Path) -> N
     metrics.begin_clock()
     metrics.add(1, result(3.0))
     metrics.add(2, result(2.0)._replace(balance=torch.tensor([1.25, 3.5, 2.0])))
-    metrics.add_evaluation(torch.tensor(7.5))
+    metrics.add_evaluation({None: torch.tensor([7.5, 21 * math.log(2), 7.0])})
     metrics.fetch()
     metrics.write()
     dense, mixture = [json.loads(line) for line in path.read_text().splitlines()]

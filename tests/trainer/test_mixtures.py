@@ -1,5 +1,6 @@
 """A mixture in real training: it continues after a resume, and every layout reads the same samples."""
 
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -65,19 +66,29 @@ def test_each_source_is_evaluated_and_loss_eval_is_their_mean(unbroken: RunFolde
         assert [*by] == ["lower", "upper"]
         assert line["loss_eval"] == pytest.approx(0.25 * by["lower"] + 0.75 * by["upper"], rel=1e-12)
         assert by["lower"] != by["upper"]
+        # Both texts are bytes, and an evaluation reads no document's end.
+        assert line["bpb_by"] == {name: pytest.approx(loss / math.log(2), rel=1e-6) for name, loss in by.items()}
+        assert line["bpb"] == pytest.approx(line["loss_eval"] / math.log(2), rel=1e-6)
+    assert {line["bpb"] for line in found if line not in evaluated} == {None}
 
 
 def test_report_and_exports_have_them(unbroken: RunFolder) -> None:
     run = read_own(unbroken)
     last = lines(unbroken)[-1]
-    assert (run.record.loss_eval, run.record.loss_eval_by) == (last["loss_eval"], last["loss_eval_by"])
+    keys = ("loss_eval", "loss_eval_by", "bpb", "bpb_by")
+    assert {key: getattr(run.record, key) for key in keys} == {key: last[key] for key in keys}
     assert losses_by_source(run.record) == ", ".join(
-        f"{name} {loss:.3f}" for name, loss in last["loss_eval_by"].items()
+        f"{name} {loss:.3f} ({last['bpb_by'][name]:.4f} bpb)" for name, loss in last["loss_eval_by"].items()
     )
     _, rows = curve_of(run)
-    tags = {step: {tag: loss for tag, loss in row.items() if tag.startswith("loss_eval_by")} for step, _, row in rows}
+    tags = {
+        step: {tag: figure for tag, figure in row.items() if "_by/" in tag or tag == "bpb"} for step, _, row in rows
+    }
     assert {step for step, row in tags.items() if row} == {HALF, STEPS}
-    assert tags[STEPS] == {f"loss_eval_by/{name}": loss for name, loss in last["loss_eval_by"].items()}
+    by_source = {f"{key}/{name}": last[key][name] for key in keys if key.endswith("_by") for name in last[key]}
+    assert tags[STEPS] == {"bpb": last["bpb"], **by_source}
+    (printed,) = [line for line in unbroken.attempts()[0].logs[0].read_text().splitlines() if f"step {STEPS}/" in line]
+    assert f" | loss_eval {last['loss_eval']:.4f} | bpb {last['bpb']:.4f} | " in printed
 
 
 def test_a_resume_continues_the_mixture_to_the_last_digit(unbroken: RunFolder, tmp_path: Path) -> None:

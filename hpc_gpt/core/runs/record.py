@@ -186,6 +186,10 @@ class Record:
     "Loss of the last evaluation."
     loss_eval_by: dict[str, float | None] | None = None
     "Loss of the last evaluation on each source of a mixture."
+    bpb: float | None = None
+    "Bits per byte of text in the last evaluation."
+    bpb_by: dict[str, float | None] | None = None
+    "Bits per byte of text in the last evaluation on each source of a mixture."
     balance_loss: float | None = None
     "Load-balance loss of a mixture at the last step, as the program scales it."
     z_loss: float | None = None

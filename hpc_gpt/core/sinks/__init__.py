@@ -12,6 +12,8 @@ from hpc_gpt.core.tables import flat
 
 # Figures of a step that are inversely proportional to its seconds.
 FLOPS = ("tflops_seed", "tflops_hardware", "tflops_model")
+# Keys of a line of metrics.jsonl, and of a record, with a figure of the evaluation for each source of a mixture.
+BY_SOURCE = ("loss_eval_by", "bpb_by")
 CurveRow = tuple[int, float, dict[str, float]]  # step, epoch seconds, {tag: figure}
 
 
@@ -50,6 +52,12 @@ def shown_settings(settings: Mapping[str, Any]) -> dict[str, bool | float | str]
     known = {plain_text(key): value for key, value in flat(without_secrets(settings)).items() if value is not None}
     is_number = {key: isinstance(value, int | float) and abs(value) < 2**53 for key, value in known.items()}
     return {key: value if is_number[key] else plain_text(str(value))[:1000] for key, value in known.items()}
+
+
+def source_tags(figures: Mapping[str, Any]) -> dict[str, float]:
+    """{loss_eval_by/NAME: figure} for the BY_SOURCE of `figures`, without those that are not known."""
+    known = ((key, name, value) for key in BY_SOURCE for name, value in (figures.get(key) or {}).items())
+    return {f"{key}/{plain_text(name)}": value for key, name, value in known if value is not None}
 
 
 def plain_text(text: str) -> str:

@@ -29,7 +29,7 @@ Mask = NDArray[np.bool_]
 
 # The columns that a table may have: those of a log's lines, and four that only our own metrics have. `memory_gib` is
 # the allocated memory of the stage with most.
-STEP_COLUMNS = (*STEP_FIELDS, "tokens", "save_s", "eval_s", "memory_gib")
+STEP_COLUMNS = (*STEP_FIELDS, "bpb", "tokens", "save_s", "eval_s", "memory_gib")
 # Further arrays of a table with an entry for each line, and their defaults.
 _ARRAYS = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_pause": False, "nan": False}
 
@@ -84,8 +84,8 @@ class StepTable:
     above 1 a median or a percentile is that of a sample. `totals` cover all lines: the sums of `skipped` and `nan`, and
     in `nan_loss` the number of losses that are NaN or infinite (NaN in the column).
     `alike`: two lines differ only in their figures (known only for a program that no dialect knows).
-    `eval_step`, `eval_loss`: the evaluations, two arrays with a length of their own. `eval_by`: {step: {source: loss}}
-    for evaluations on a mixture.
+    `eval_step`, `eval_loss`: the evaluations, two arrays with a length of their own. `eval_by`: {step: {key of
+    BY_SOURCE: {source: figure}}} for evaluations on a mixture.
     """
 
     columns: dict[str, StepColumn] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class StepTable:
     totals: dict[str, float] = field(default_factory=dict)
     eval_step: StepColumn = field(default_factory=lambda: np.zeros(0))
     eval_loss: StepColumn = field(default_factory=lambda: np.zeros(0))
-    eval_by: dict[int, dict[str, float]] = field(default_factory=dict)
+    eval_by: dict[int, dict[str, dict[str, float]]] = field(default_factory=dict)
     alike: bool = False
 
     def __post_init__(self) -> None:

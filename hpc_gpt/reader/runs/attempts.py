@@ -21,13 +21,14 @@ from hpc_gpt.core.files import blocks_from_end, open_regular
 from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.runs.stored import read_stored
+from hpc_gpt.core.sinks import BY_SOURCE
 from hpc_gpt.reader.lines.fields import MEMORY_FIELDS, MIXTURE_FIELDS
 from hpc_gpt.reader.lines.steps import CROWDED_LINES, NOT_FINITE, Places, StepColumn, StepTable, no_places
 
 _YEAR_10000 = 253402300800.0
 # {key of a line of metrics.jsonl: column of the step table}.
 _SAME = (
-    *("step", "loss", "loss_eval", "grad_norm", "lr", "step_s", "tokens_per_s", "tokens", "skipped", "nan"),
+    *("step", "loss", "loss_eval", "bpb", "grad_norm", "lr", "step_s", "tokens_per_s", "tokens", "skipped", "nan"),
     *("save_s", "eval_s", *MIXTURE_FIELDS),
 )
 KEYS = {**{key: key for key in _SAME}, "time": "at"}
@@ -68,7 +69,7 @@ class _Lines:
     )
     line: list[Places] = field(default_factory=list)
     peaks: dict[str, list[float]] = field(default_factory=dict)
-    by_source: dict[int, dict[str, float]] = field(default_factory=dict)  # {step: {source of a mixture: loss_eval}}
+    by_source: dict[int, dict[str, dict[str, float]]] = field(default_factory=dict)  # as StepTable.eval_by
     damaged: int = 0
     passed: int = 0  # lines taken, including empty ones
     rises: bool = True  # each step is higher than the step before it
@@ -96,9 +97,11 @@ class _Lines:
         figures["memory_gib"] = _column([*map(highest.__getitem__, stages["memory_allocated_gib"])])
         for key, column in self.columns.items():
             column.append(figures[key] if len(figures.get(key, ())) else np.broadcast_to(np.nan, len(objects)))
-        for step, losses in zip(columns["step"], columns.get("loss_eval_by", ()), strict=False):
-            if isinstance(losses, dict):
-                self.by_source[step] = {name: _number(loss) for name, loss in losses.items()}
+        for key in BY_SOURCE:
+            for step, figures_by in zip(columns["step"], columns.get(key, ()), strict=False):
+                if isinstance(figures_by, dict):
+                    by_name = {name: _number(figure) for name, figure in figures_by.items()}
+                    self.by_source.setdefault(step, {})[key] = by_name
         for key, stages_of_lines in stages.items():
             for line_stages in dict.fromkeys(stages_of_lines):
                 _raise_peaks(self.peaks, key, line_stages)
@@ -206,7 +209,7 @@ def _columns(objects: list[Any]) -> dict[str, Sequence[Any]]:
     kinds = set(map(tuple, objects))
     if len(kinds) == 1:  # normally every line has the same keys in the same order
         return dict(zip(kinds.pop(), zip(*map(dict.values, objects), strict=True), strict=True))
-    return {key: [values.get(key) for values in objects] for key in (*KEYS, *MEMORY_FIELDS, "loss_eval_by")}
+    return {key: [values.get(key) for values in objects] for key in (*KEYS, *MEMORY_FIELDS, *BY_SOURCE)}
 
 
 def _not_finite(columns: Mapping[str, Sequence[Any]], figures: Mapping[str, StepColumn], count: int) -> StepColumn:

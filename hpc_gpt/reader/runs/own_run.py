@@ -287,8 +287,9 @@ def _add_losses(draft: Draft, steps: StepTable) -> None:
     if len(evaluated):
         last = evaluated[-1]
         draft.set("loss_eval", float(eval_loss[last]), steps.place(last))
-        if (by_source := steps.eval_by.get(int(steps["step"][last]))) is not None:
-            draft.set("loss_eval_by", by_source, steps.place(last))
+        bits = {"bpb": float(steps["bpb"][last])} if np.isfinite(steps["bpb"][last]) else {}
+        for key, figure in (bits | steps.eval_by.get(int(steps["step"][last]), {})).items():
+            draft.set(key, figure, steps.place(last))
     add_mixture(draft, steps)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hpc_gpt.core.engines import engine_named
@@ -41,7 +42,7 @@ from hpc_gpt.trainer.engines.optimizer import LossScaler, Update
 from hpc_gpt.trainer.model.documents import MicroBatch
 from hpc_gpt.trainer.model.initial_weights import DeferredWeights, FolderWeights, SeededWeights
 from hpc_gpt.trainer.model.tensor_parallel import full_name
-from hpc_gpt.trainer.model.vocab_loss import OnePassLoss
+from hpc_gpt.trainer.model.vocab_loss import OnePassLoss, VocabParallelLoss
 from hpc_gpt.trainer.ranks import context_of, experts_of
 
 MicroBatches = Iterator[MicroBatch]
@@ -120,6 +121,21 @@ class TrainingEngine:
             for micro_batch in islice(micro_batches, count):
                 total += self._loss(*self._inputs(micro_batch))
         return self._mean(total / count)
+
+    def measure(self, micro_batches: MicroBatches, count: int, token_bytes: NDArray[Any] | None) -> Tensor:
+        """The loss of `evaluate`, and for bits per byte the nats and bytes of the targets that add bytes to the text,
+        summed over all ranks: fp64 [3]. The last two are NaN unless every rank has the `token_bytes`, [at most vocab].
+        """
+        sums = torch.full((2,), torch.nan, dtype=torch.float64, device=self.device)
+        part = next(part for part in self.module.modules() if isinstance(part, VocabParallelLoss))
+        if token_bytes is not None:
+            counts = torch.zeros(self._resolved.model.vocab, dtype=torch.int64)
+            counts[: len(token_bytes)] = torch.from_numpy(token_bytes.astype("int64"))
+            part.token_bytes, part.sums = counts.to(self.device), sums.zero_()
+        loss = self.evaluate(micro_batches, count)
+        part.token_bytes = None
+        dist.all_reduce(sums.div_(self._resolved.layout.tp))  # each rank of tp has counted all
+        return torch.cat([loss.double().reshape(1), sums])
 
     def save(self, files: RankFiles) -> None:
         """Adds this rank's part of model, optimizer, step and generator states to `files`; writes nothing.

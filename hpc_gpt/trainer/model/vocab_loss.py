@@ -22,7 +22,13 @@ class VocabParallelLoss(nn.Module):
 
     Rows that only pad the vocabulary (`vocab` <= row) have probability zero and gradient zero. So the loss is over
     the tokenizer's vocabulary, whatever multiple the embedding is padded to. (Megatron-LM includes them.)
+
+    In an evaluation with `token_bytes`, the bytes of text of each token, [vocab], the losses of targets that have some,
+    and their bytes, are added to `sums`, fp64 [2].
     """
+
+    token_bytes: Tensor | None = None
+    sums: Tensor
 
     def __init__(self, vocab: int, rows: int, tp: TensorParallel) -> None:
         super().__init__()
@@ -33,28 +39,39 @@ class VocabParallelLoss(nn.Module):
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         """[batch, seq, rows / tp], [batch, seq] -> scalar in fp32, the same on every rank."""
-        if self.tp.size == 1:
-            return _cross_entropy(logits[..., : self.vocab].float().flatten(0, -2), targets.flatten(), "mean")
-        return self._each(logits, targets).mean()
+        return self._reduced(logits, targets, "mean")
 
     def total(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The sum over the tokens instead of the mean: [tokens, rows / tp], [tokens] -> scalar in fp32."""
-        if self.tp.size == 1:
-            return _cross_entropy(logits[..., : self.vocab].float(), targets, "sum")
-        return self._each(logits, targets).sum()
+        return self._reduced(logits, targets, "sum")
 
-    def _each(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The loss of every token, in a group of more than one."""
-        return apply(_SplitCrossEntropy, logits, targets, self.real_rows, self.tp)
+    def _reduced(self, logits: Tensor, targets: Tensor, how: Literal["mean", "sum"]) -> Tensor:
+        if self.tp.size > 1:
+            losses: Tensor = apply(_SplitCrossEntropy, logits, targets, self.real_rows, self.tp)
+        else:
+            scores = logits[..., : self.vocab].float().flatten(0, -2)
+            losses = _cross_entropy(scores, targets.flatten(), how if self.token_bytes is None else "none")
+            if self.token_bytes is None:
+                return losses
+        losses = self.counted(losses, targets)
+        return losses.mean() if how == "mean" else losses.sum()
+
+    def counted(self, losses: Tensor, targets: Tensor) -> Tensor:
+        """The losses, after they are added to `sums` with `token_bytes`."""
+        if self.token_bytes is not None:
+            counts = self.token_bytes[targets]
+            nats = losses.view_as(counts).double().where(counts > 0, 0.0).sum()  # a special token's may be infinite
+            self.sums += torch.stack([nats, counts.sum().double()])
+        return losses
 
 
-def _cross_entropy(scores: Tensor, targets: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
-    """[tokens, vocab] in fp32, [tokens] -> scalar.
+def _cross_entropy(scores: Tensor, targets: Tensor, reduction: Literal["mean", "sum", "none"]) -> Tensor:
+    """[tokens, vocab] in fp32, [tokens] -> scalar, or [tokens] without a reduction.
 
     When compiled, torch's cross-entropy reads the whole vocabulary once more in the backward pass, only to sum each
     token's single -1 among zeros. The explicit formula does not, but uncompiled it keeps twice as much memory.
     """
-    if not torch.compiler.is_compiling():
+    if reduction == "none" or not torch.compiler.is_compiling():
         return F.cross_entropy(scores, targets, reduction=reduction)
     scores = scores - scores.detach().amax(-1, keepdim=True)
     totals = scores.exp().sum(-1, keepdim=True).log()
@@ -207,7 +224,7 @@ class OnePassLoss(ChunkedLoss):
     def piece(self, tokens: Tensor, targets: Tensor) -> Tensor:
         elementwise = _elementwise(tokens.device)
         losses: Tensor = elementwise.losses_of(self._scores(tokens), targets, self.real_rows, self.tp)
-        return losses.sum()
+        return self.counted(losses, targets).sum()
 
 
 class _OnePass(torch.autograd.Function):

@@ -15,7 +15,7 @@ from hpc_gpt.core.files import aside, data_dir, give_name, try_folder
 from hpc_gpt.core.settings.data_source import STDLIB as STDLIB
 from hpc_gpt.trainer.tokens import megatron
 from hpc_gpt.trainer.tokens.sources import TEXT_KEY, DocumentCount, file_pieces, pieces
-from hpc_gpt.trainer.tokens.token_file import TokenFile, open_tokens, write_tokens
+from hpc_gpt.trainer.tokens.token_file import TokenFile, open_tokens, token_bytes_path, write_tokens
 from hpc_gpt.trainer.tokens.tokenizer import (
     BYTE,
     CHAR,
@@ -78,7 +78,7 @@ def build_megatron(
     Returns the number of tokens.
     """
     prefix, chosen = Path(prefix), open_tokenizer(tokenizer, begins)
-    _refuse_taken(*megatron.paths(prefix))
+    _refuse_taken(*megatron.paths(prefix), token_bytes_path(prefix))
     with _refusals(prefix, _ELSEWHERE):
         made = megatron.write(_reader(source, count, key)(), prefix, chosen, str(source))
     return made  # noqa: RET504 (to mypy the `with` may swallow an exception)
@@ -206,5 +206,7 @@ def _write_table(table: CharTokenizer, path: Path) -> None:
 
 
 def _write(text: Iterable[bytes], out: Path, tokenizer: Tokenizer, source: str) -> None:
-    if not write_tokens(out, tokenizer.vocab, tokenizer.name, tokenizer.encode(text, source)):
+    # A file of bytes tells by its name what each of them adds, and stays a file that 0.3 reads, too.
+    sizes = None if tokenizer.name == BYTE else tokenizer.token_bytes()
+    if not write_tokens(out, tokenizer.vocab, tokenizer.name, tokenizer.encode(text, source), sizes):
         raise DataError(f"{source} has no text to make tokens from", "give a file or folder with some in it")

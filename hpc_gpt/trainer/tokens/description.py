@@ -1,24 +1,28 @@
 """Lines for the user on a run's data: source, tokens, epochs, and the shares of a mixture's sources."""
 
+import shlex
+from collections.abc import Iterator
+
 from hpc_gpt.core.format import Line, counted, show_short
 from hpc_gpt.core.settings.data_source import MIX, mixture_shares, phase_steps
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.trainer.tokens.build import STDLIB_SHARDS, stdlib_length
 from hpc_gpt.trainer.tokens.end_token import end_token
-from hpc_gpt.trainer.tokens.run_data import data_path, file_if_made, is_stdlib, mixture_use, split_tokens
+from hpc_gpt.trainer.tokens.run_data import data_path, file_if_made, is_stdlib, mixture_use, sources_alone, split_tokens
 from hpc_gpt.trainer.tokens.shard_stream import list_shards
 from hpc_gpt.trainer.tokens.sources import left_out_line
-from hpc_gpt.trainer.tokens.tokenizer import BYTE, ByteTokenizer, open_tokenizer
+from hpc_gpt.trainer.tokens.tokenizer import BYTE, CHAR, ByteTokenizer, open_tokenizer, table_path
 
 
 def describe_data(resolved: Resolved) -> tuple[Line, ...]:
     """Lines for the user on the data of a run that `ensure_data` has accepted: source, tokens, epochs in all steps, the
     token that ends a document if attention is masked; and a note if they use less than a tenth of the model's
     vocabulary."""
+    lines = (*_lines(resolved), *(_bytes_notes(resolved) if resolved.train.eval_every else ()))
     if not resolved.data.mask_documents:
-        return _lines(resolved)
-    first, *others = _lines(resolved)
+        return lines
+    first, *others = lines
     end = end_token(resolved)
     return (Line(first.label, f"{first.text}; attention within documents, which token {end} ends"), *others)
 
@@ -69,6 +73,18 @@ def _lines(resolved: Resolved) -> tuple[Line, ...]:
     share = f"at most {used:,} different tokens, {100 * used / vocab:.2g} % of the model's vocabulary of {vocab:,}"
     hint = f"--set model.vocab={used} makes its embedding smaller, and hpc-gpt data makes tokens from other text"
     return (*lines, Line("note", f"the data have {share}; {hint}"))
+
+
+def _bytes_notes(resolved: Resolved) -> Iterator[Line]:
+    """Yields a note for each file of the evaluation that lacks the bytes of its tokens."""
+    for alone in (sources_alone(resolved) or {"": resolved}).values():
+        path, tokenizer = data_path(alone), alone.data.tokenizer
+        if path is None or alone.data.source == "stream":
+            continue
+        if (file := file_if_made(alone, path)) is not None and file.token_bytes is None:
+            made_with = {BYTE: "TOKENIZER", CHAR: str(table_path(path))}.get(tokenizer, tokenizer)
+            adds = f"hpc-gpt data --bytes {shlex.quote(str(path))} {shlex.quote(made_with)}"
+            yield Line("note", f"bpb is null without the bytes of each token: {adds} adds them")
 
 
 def _describe_mixture(resolved: Resolved) -> tuple[Line, ...]:

@@ -1,4 +1,5 @@
-"""Megatron's token files: PREFIX.bin has all tokens, and PREFIX.idx the place of each document.
+"""Megatron's token files: PREFIX.bin has all tokens, and PREFIX.idx the place of each document. Ours also have
+PREFIX.bytes (`token_file.token_bytes_path`).
 
     offset   bytes  what                          (PREFIX.idx, little-endian, version 1)
          0       9  magic "MMIDIDX\\0\\0"
@@ -26,7 +27,7 @@ from hpc_gpt.core.errors import DataError, OsErrorAs
 from hpc_gpt.core.files import aside, give_name, sync
 from hpc_gpt.core.format import counted
 from hpc_gpt.trainer.tokens.sources import DOCUMENT_END
-from hpc_gpt.trainer.tokens.token_file import TokenFile
+from hpc_gpt.trainer.tokens.token_file import TokenFile, read_token_bytes, write_token_bytes
 from hpc_gpt.trainer.tokens.tokenizer import Tokenizer
 
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -64,7 +65,7 @@ def open_megatron(prefix: Path, vocab: int, index: "Index | None" = None) -> Tok
     if not size:
         raise DataError(f"{bin_path} holds no tokens", _REBUILD)
     tokens = np.memmap(bin_path, dtype=index.dtype, mode="r")
-    return TokenFile(bin_path, tokens, vocab, "", index.sha)
+    return TokenFile(bin_path, tokens, vocab, "", index.sha, read_token_bytes(prefix))
 
 
 class Index(NamedTuple):
@@ -191,6 +192,7 @@ def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str
         sync(idx_aside)
         try:
             give_name(bin_aside, bin_path)
+            write_token_bytes(prefix, tokenizer.token_bytes())
         except FileExistsError:
             if not same_text:
                 raise

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from hpc_gpt.core.errors import DataError
+from hpc_gpt.core.errors import DataError, OsErrorAs
 from hpc_gpt.core.format import counted, show_short
 from hpc_gpt.core.settings.data_source import MIX
 from hpc_gpt.core.settings.experiment import Data
@@ -25,7 +25,14 @@ from hpc_gpt.trainer.tokens.end_token import check_end_of_stream, check_end_toke
 from hpc_gpt.trainer.tokens.megatron import open_megatron
 from hpc_gpt.trainer.tokens.shard_stream import ShardSet, check_count, fraction_for, list_shards
 from hpc_gpt.trainer.tokens.sources import check_forms, find_path, places_searched
-from hpc_gpt.trainer.tokens.token_file import TokenFile, check_sum, check_tokens, open_tokens
+from hpc_gpt.trainer.tokens.token_file import (
+    TokenFile,
+    check_sum,
+    check_tokens,
+    open_tokens,
+    token_bytes_path,
+    write_token_bytes,
+)
 from hpc_gpt.trainer.tokens.tokenizer import BYTE, CHAR, check_table, open_tokenizer, tokenizer_name
 
 # Cached facts of data whose reading takes long, by path: Megatron's index, the list of shards. Rank 0 reads them, and
@@ -263,6 +270,15 @@ def check_tokenizer(file: TokenFile, wanted: str) -> None:
         )
     if kind == CHAR:
         check_table(file.path, file.tokenizer)
+
+
+def add_token_bytes(data: Path, tokenizer: str) -> Path:
+    """Writes the bytes of each token beside a token file, or a pair of Megatron's by its prefix, that was made with
+    `tokenizer`; returns the path. Raises DataError if it exists, or the file was made with another tokenizer."""
+    if not megatron.paths(data)[1].exists():
+        check_tokenizer(open_tokens(data), tokenizer)
+    with OsErrorAs(DataError, f"cannot write {token_bytes_path(data)}", "remove it first if it is there"):
+        return write_token_bytes(data, open_tokenizer(tokenizer).token_bytes())
 
 
 def _described(tokenizer: str) -> str:

@@ -17,12 +17,15 @@ from hpc_gpt.trainer.tokens.shard_stream import ShardSet
 from hpc_gpt.trainer.tokens.token_file import TokenFile, check_window
 
 Sample = NDArray[Any]
+TokenBytes = Mapping[str | None, NDArray[Any] | None]
 
 
 class Samples(Protocol):
-    """A source of samples. `identity` distinguishes sources: a file's SHA-256, or "random"."""
+    """A source of samples. `identity` distinguishes sources: a file's SHA-256, or "random". `token_bytes`: {source of a
+    mixture, else None: the bytes of each token, as in a `TokenFile`}."""
 
     identity: str
+    token_bytes: TokenBytes
 
     def train(self, number: int) -> Sample:
         """Training sample `number` of the run, counted from 0 over all steps: integers [seq + 1], read-only."""
@@ -61,6 +64,7 @@ class FileSamples:
 
     def __init__(self, file: TokenFile, seed: int, seq: int, eval_fraction: float) -> None:
         self.identity = file.sha
+        self.token_bytes: TokenBytes = {None: file.token_bytes}
         split = split_tokens(len(file.tokens), eval_fraction)
         self._file = file
         # Not a memmap, whose slicing takes longer than reading the slice.
@@ -92,6 +96,7 @@ class MixtureSamples:
 
     def __init__(self, sources: Mapping[str, FileSamples], order: MixtureOrder) -> None:
         self.sources = sources
+        self.token_bytes: TokenBytes = {name: one.token_bytes[None] for name, one in sources.items()}
         self._order = order
         listed = "".join(f"{name} {one.identity}\n" for name, one in sorted(sources.items()))
         self.identity = hashlib.sha256(listed.encode()).hexdigest()
@@ -109,6 +114,7 @@ class RandomSamples:
     """Random tokens, for measuring speed: a function of (seed, sample number), from numpy's Philox."""
 
     identity = "random"
+    token_bytes: TokenBytes = {None: None}
 
     def __init__(self, seed: int, seq: int, vocab: int) -> None:
         self._seed = seed & (1 << 64) - 1

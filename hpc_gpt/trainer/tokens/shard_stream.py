@@ -12,6 +12,7 @@ not known before it is read. In every epoch each sample of each shard is taken o
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import heapq
 import math
@@ -37,7 +38,7 @@ from hpc_gpt.trainer.tokens.reader_process import (
     read_windows,
 )
 from hpc_gpt.trainer.tokens.sources import text_files
-from hpc_gpt.trainer.tokens.tokenizer import open_tokenizer, tokenizer_name
+from hpc_gpt.trainer.tokens.tokenizer import BYTE, open_tokenizer, tokenizer_name
 
 # The estimated size of a text over the size of its compressed file.
 _COMPRESSION = 4
@@ -56,6 +57,12 @@ class ShardSet:
     sizes: tuple[int, ...]
     evaluation: tuple[str, ...]
     identity: str
+    tokenizer: str = BYTE
+
+    @functools.cached_property
+    def token_bytes(self) -> dict[str | None, NDArray[Any] | None]:
+        """{None: the bytes of text of each token}."""
+        return {None: open_tokenizer(self.tokenizer).token_bytes()}
 
     def assign_shards(self, readers: int) -> list[tuple[str, ...]]:
         """The training shards of each reader: dealt out from the largest, always to the reader that has least."""
@@ -96,7 +103,9 @@ def list_shards(path: Path, resolved: Resolved) -> ShardSet:
         size * _COMPRESSION if file.suffix in COMPRESSED_SUFFIXES else size
         for size, file in zip(sizes, files, strict=True)
     ]
-    return ShardSet(folder, names[:split], tuple(unpacked[:split]), names[split:], listed.hexdigest())
+    return ShardSet(
+        folder, names[:split], tuple(unpacked[:split]), names[split:], listed.hexdigest(), resolved.data.tokenizer
+    )
 
 
 def check_count(path: Path, count: int, resolved: Resolved) -> int:

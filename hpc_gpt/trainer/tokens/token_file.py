@@ -2,12 +2,15 @@
 
     offset  bytes  what
          0      8  magic "HPCGPTTK"
-         8      4  version of this format, 1
+         8      4  version of this format: 1, or 2 with bytes of text behind the tokens
         12      4  bytes a token, 2 or 4
         16      4  vocabulary: every token is below it
         24      8  number of tokens
         32     32  the tokenizer's name, UTF-8, filled up with zeros
         64     32  SHA-256 of the tokens' bytes
+
+Version 2 has two bytes more for each token of the vocabulary, an unsigned integer: the bytes that this token adds to
+the text. Another version's file and Megatron's pair have these integers in a file beside them (`token_bytes_path`).
 
 The header is a multiple of 64 bytes, so the tokens of a mapped file start on a cache line.
 """
@@ -29,9 +32,10 @@ from hpc_gpt.core.files import aside, give_name, sync
 from hpc_gpt.core.settings.data_source import TOKEN_FILE_MAGIC
 
 MAGIC = TOKEN_FILE_MAGIC
-VERSION = 1
+VERSIONS = (1, 2)
 HEADER = struct.Struct("<8sIII4xQ32s32s32x")
 assert HEADER.size % 64 == 0
+TOKEN_BYTES = np.dtype("<u2")
 _DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 # How many tokens of a file are checked before a run, and how many of these are read at once.
 LOOK_TOKENS, LOOK_AT_ONCE = 1 << 28, 1 << 22
@@ -44,6 +48,7 @@ class TokenFile:
     """A mapped token file.
 
     `tokens` has shape [count] and is read-only; `sha` is the SHA-256 of its bytes, in hex, from the header.
+    `token_bytes`, [vocab]: the bytes that each token adds to the text; None if they are not known.
     """
 
     path: Path
@@ -51,6 +56,7 @@ class TokenFile:
     vocab: int
     tokenizer: str
     sha: str
+    token_bytes: NDArray[Any] | None = None
 
 
 def parts_looked_at(tokens: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
@@ -134,19 +140,20 @@ def open_tokens(path: Path | str, max_vocab: int | None = None) -> TokenFile:
     if len(head) < HEADER.size:
         raise DataError(f"{path} is truncated: {len(head)} bytes, but the header alone has {HEADER.size}", _REBUILD)
     _, version, width, vocab, count, name, sha = HEADER.unpack(head)
-    if version != VERSION or width not in _DTYPES:
+    if version not in VERSIONS or width not in _DTYPES:
         raise DataError(
             f"{path} is a token file of version {version} with {width} bytes a token; this version reads "
-            f"version {VERSION} with 2 or 4",
+            "versions 1 and 2 with 2 or 4",
             _REBUILD,
         )
     if not count:
         raise DataError(f"{path} holds no tokens", "its source had no text; " + _REBUILD)
-    expected = HEADER.size + count * width
+    end = HEADER.size + count * width
+    expected = end + (version == 2) * vocab * TOKEN_BYTES.itemsize
     if size != expected:
         raise DataError(
             f"{path} is {'truncated' if size < expected else 'too long'}: {size} bytes, but {count} tokens of "
-            f"{width} bytes and a header of {HEADER.size} make {expected}",
+            f"{width} bytes and a header of {HEADER.size}{' with bytes of text' * (version == 2)} make {expected}",
             _REBUILD,
         )
     tokenizer = name.rstrip(b"\0").decode("utf-8", errors="replace")
@@ -156,12 +163,36 @@ def open_tokens(path: Path | str, max_vocab: int | None = None) -> TokenFile:
             f"set model.vocab = {vocab}, or give a token file made with another tokenizer",
         )
     tokens = np.memmap(path, dtype=_DTYPES[width], mode="r", offset=HEADER.size, shape=(count,))
-    return TokenFile(path, tokens, vocab, tokenizer, sha.hex())
+    text = np.fromfile(path, TOKEN_BYTES, offset=end) if version == 2 else read_token_bytes(path, tokenizer)
+    return TokenFile(path, tokens, vocab, tokenizer, sha.hex(), text)
 
 
-def write_tokens(path: Path, vocab: int, tokenizer: str, arrays: Iterable[NDArray[Any]]) -> int:
+def token_bytes_path(data: Path) -> Path:
+    """The path of the file with the bytes of each token beside a token file or Megatron's prefix."""
+    return data.with_name(f"{data.name}.bytes")
+
+
+def read_token_bytes(data: Path, tokenizer: str = "") -> NDArray[Any] | None:
+    """The bytes of each token from the file beside the data; None if there is none, and the tokenizer is not byte."""
+    if tokenizer == "byte":
+        return np.minimum(np.arange(256), 1)  # a zero byte ends a document
+    path = token_bytes_path(data)
+    return np.fromfile(path, TOKEN_BYTES) if path.is_file() else None
+
+
+def write_token_bytes(data: Path, token_bytes: NDArray[Any]) -> Path:
+    """Writes the file with the bytes of each token beside the data. Raises FileExistsError if it exists."""
+    with aside(path := token_bytes_path(data)) as written:
+        written.write_bytes(token_bytes.astype(TOKEN_BYTES).tobytes())
+        give_name(written, path)
+    return path
+
+
+def write_tokens(
+    path: Path, vocab: int, tokenizer: str, arrays: Iterable[NDArray[Any]], token_bytes: NDArray[Any] | None = None
+) -> int:
     """Writes a token file under a temporary name, renames it once it is complete, and returns the number of tokens;
-    without tokens nothing is left.
+    without tokens nothing is left. It has version 2 with `token_bytes`, [vocab].
 
     Never replaces a file: if two write the same path, the second gets FileExistsError. Raises ValueError for a token
     outside the vocabulary.
@@ -183,8 +214,11 @@ def write_tokens(path: Path, vocab: int, tokenizer: str, arrays: Iterable[NDArra
                 file.write(data)
                 sha.update(data)
                 count += tokens.size
+            if token_bytes is not None:
+                file.write(token_bytes.astype(TOKEN_BYTES).tobytes())
             file.seek(0)
-            file.write(HEADER.pack(MAGIC, VERSION, dtype.itemsize, vocab, count, name, sha.digest()))
+            version = 1 if token_bytes is None else 2
+            file.write(HEADER.pack(MAGIC, version, dtype.itemsize, vocab, count, name, sha.digest()))
         if count:
             sync(written)
             give_name(written, path)

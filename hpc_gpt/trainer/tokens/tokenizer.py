@@ -14,11 +14,12 @@ digits of the characters' SHA-256, so a table and a token file can be checked ag
 """
 
 import contextlib
+import copy
 import hashlib
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,6 +42,7 @@ _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]", "[EOS]")
 _BEGINS = ("<|begin_of_text|>", "<s>", "<bos>")
 # Names of tiktoken's encodings, and the pattern of a model's name on Hugging Face.
 _ENCODINGS = ("gpt2", "r50k_base", "p50k_base", "p50k_edit", "cl100k_base", "o200k_base")
+_FALLBACK = re.compile(r"<0x[0-9A-F]{2}>")  # the token of a byte that no other token has
 _MODEL = re.compile(r"[\w.-]+/[\w.-]+")
 _REBUILD = "make both again: hpc-gpt data SOURCE -o FILE --tokenizer char"
 
@@ -61,6 +63,9 @@ class Tokenizer(Protocol):
         Raises DataError, with `where` as the text's name and the offset, for bytes that are not UTF-8.
         """
 
+    def token_bytes(self) -> Tokens:
+        """The bytes that each token adds to the UTF-8 text, [vocab]; 0 for special tokens, such as `end`."""
+
 
 def beginning_documents(tokenizer: Tokenizer) -> Tokenizer:
     """The tokenizer with its begin-of-text token before each document. Raises DataError if it has none."""
@@ -70,7 +75,9 @@ def beginning_documents(tokenizer: Tokenizer) -> Tokenizer:
             f"tokenizer {tokenizer.name} has no token that begins a text",
             f"leave --begin-token and data.begin_token out, or give a tokenizer.json with {' or '.join(_BEGINS)}",
         )
-    return WordTokenizer(tokenizer.name, tokenizer.vocab, tokenizer._encode_text, tokenizer.end, begin, begins=True)
+    beginning = copy.copy(tokenizer)
+    beginning._begins = True
+    return beginning
 
 
 def open_tokenizer(description: str, begins: bool = False) -> Tokenizer:
@@ -146,18 +153,24 @@ class ByteTokenizer:
             raise
         yield np.frombuffer(b"".join(gathered), dtype=np.uint8)
 
+    def token_bytes(self) -> Tokens:
+        """See `Tokenizer`."""
+        return np.minimum(np.arange(self.vocab), 1)
+
 
 class WordTokenizer:
     """A package's tokenizer: `encode_text` is the package's method, `end` its token after a document, if any, and
-    `begin` the token before one, which is written if `begins`."""
+    `begin` the token before one, which only `beginning_documents` writes. `sizes()` has pairs of a token and its bytes
+    of text."""
 
     def __init__(
-        self, name: str, vocab: int, encode_text: Any, end: int | None, begin: int | None = None, begins: bool = False
+        self, name: str, vocab: int, encode_text: Any, end: int | None, begin: int | None = None, sizes: Any = tuple
     ) -> None:
         self.name = name
         self.vocab = vocab
         self.begin = begin
-        self._begins = begins
+        self._begins = False
+        self._sizes = sizes
         self._encode_text = encode_text
         self.end = end
         self._ends = np.array([] if end is None else [end], dtype=np.uint32)
@@ -170,6 +183,11 @@ class WordTokenizer:
                 yield np.array([self.begin], dtype=np.uint32)
             is_first = self._begins and text is None
             yield self._ends if text is None else np.array(self._encode_text(text), dtype=np.uint32)
+
+    def token_bytes(self) -> Tokens:
+        """See `Tokenizer`."""
+        sizes = dict(self._sizes()) | {self.end: 0, self.begin: 0}
+        return np.array([sizes.get(token, 0) for token in range(self.vocab)])
 
 
 class CharTokenizer:
@@ -201,6 +219,10 @@ class CharTokenizer:
                     "make a table from all of the text: hpc-gpt data SOURCE -o FILE --tokenizer char",
                 )
             yield (places + 1).astype(np.uint32)
+
+    def token_bytes(self) -> Tokens:
+        """See `Tokenizer`."""
+        return np.array([0, *(len(character.encode()) for character in self.characters)])
 
     def to_json(self) -> str:
         """The text of the table's file."""
@@ -313,7 +335,26 @@ def _open_file(path: Path) -> Tokenizer:
         lambda text: tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids,
         next((end for end in ends if end is not None), None),
         next((begin for begin in begins if begin is not None), None),
+        lambda: _sizes(tokenizer, json.loads(text)),
     )
+
+
+def _sizes(tokenizer: Any, about: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    """Yields (token, bytes that it adds to the text) of a tokenizer.json, whose content is `about`.
+
+    A byte-level token has a character for each byte, which may be a part of a character of the text. What others add,
+    the decoder says: between two letters, because it may add or drop a space at an end.
+    """
+    is_by_byte = '"ByteLevel"' in json.dumps([about.get("decoder"), about.get("pre_tokenizer")])
+    decode, added = getattr(tokenizer.decoder, "decode", " ".join), tokenizer.get_added_tokens_decoder()
+    for token, number in tokenizer.get_vocab(with_added_tokens=True).items():
+        if number in added:
+            yield number, 0 if added[number].special else len(token.encode())
+        elif is_by_byte:
+            yield number, len(token)
+        else:
+            text = decode(["a", token, "a"]).encode()
+            yield number, 1 if _FALLBACK.fullmatch(token) else len(text) - len(decode(["a", "a"]))
 
 
 def _read(path: Path) -> bytes:
@@ -351,4 +392,8 @@ def _open_tiktoken(description: str) -> Tokenizer:
         ) from None
     finally:
         tiktoken.load.read_file = reader
-    return WordTokenizer(description, encoding.n_vocab, encoding.encode_ordinary, encoding.eot_token)
+
+    def sizes() -> Iterator[tuple[int, int]]:
+        return ((encoding.encode_single_token(value), len(value)) for value in encoding.token_byte_values())
+
+    return WordTokenizer(description, encoding.n_vocab, encoding.encode_ordinary, encoding.eot_token, sizes=sizes)

@@ -173,9 +173,9 @@ ROWS: dict[str, Row] = {
      " hpc-gpt data my.txt -o my-1.tokens"),
     "a header cut off": (of_file(head()[:127], open_tokens),
      f"HERE/a.tokens is truncated: 127 bytes, but the header alone has 128 | {REBUILD}"),
-    "another version": (of_file(head(version=2), open_tokens),
-     "HERE/a.tokens is a token file of version 2 with 2 bytes a token; this version reads version 1 with 2 or 4 | "
-     f"{REBUILD}"),
+    "another version": (of_file(head(version=3), open_tokens),
+     "HERE/a.tokens is a token file of version 3 with 2 bytes a token; this version reads versions 1 and 2 with 2 or "
+     f"4 | {REBUILD}"),
     "a folder": (lambda at: open_tokens(at), "cannot read HERE: Is a directory | give a token file that can be read"),
     "no tokens": (of_file(head(count=0), open_tokens),
      f"HERE/a.tokens holds no tokens | its source had no text; {REBUILD}"),
