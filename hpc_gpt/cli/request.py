@@ -48,7 +48,8 @@ def with_request(function: F) -> F:
 
 
 def _request(values: dict[str, Any]) -> Request:
-    from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, parse_override
+    from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT
+    from hpc_gpt.core.settings.grid import parse_override
     from hpc_gpt.launcher.request import Request, ScriptRequest, completed, with_model_file
 
     ctx = click.get_current_context()

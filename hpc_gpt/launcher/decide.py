@@ -43,13 +43,7 @@ from hpc_gpt.launcher.request import (
     requested_file,
     with_defaults,
 )
-from hpc_gpt.launcher.until import (
-    ForecastInputs,
-    Until,
-    forecast_chain,
-    length_settings,
-    wants_forecast,
-)
+from hpc_gpt.launcher.until import ForecastInputs, Until, forecast_chain, length_settings, wants_forecast
 from hpc_gpt.planner.prediction import PlanChoice, Prediction, faster_notes, plan_open, predict
 
 if TYPE_CHECKING:
@@ -187,11 +181,17 @@ def _shrink(draft: _Draft) -> None:
 
 
 def _lengthen(draft: _Draft) -> None:
-    """3. How far it trains, when it saves, and what its forecast needs."""
-    request, given = draft.request, draft.given_keys
-    draft.experiment, draft.length = lengthen(draft.experiment, draft.until, draft.full, request.given, given)
+    """3. How far it trains, with a warm-up that fits, when it saves, and what its forecast needs. Raises ConfigError if
+    the command line says another length."""
+    request, sizes, goal = draft.request, draft.full, list[str]()
+    if draft.until != Until():
+        length = length_settings(draft.until, sizes, request.given)
+        draft.experiment = with_keys(draft.experiment, {f"train.{key}": value for key, value in length.items()})
+        goal = draft.until.notes(sizes.batch, sizes.model.seq)
+    whole, cut = cut_warmup(draft.experiment)
+    draft.experiment, draft.length = with_keys(whole, _automatic_saves(whole, draft.given_keys)), (*goal, *cut)
     if request.until is not None:
-        draft.inputs = ForecastInputs(request.until, request.past, "job.signal_lead_s" in given)
+        draft.inputs = ForecastInputs(request.until, request.past, "job.signal_lead_s" in draft.given_keys)
 
 
 def _size(draft: _Draft) -> None:
@@ -262,23 +262,6 @@ def load_row(
         return experiment
     follows = "layout.micro_batches" if "layout.global_batch" in overridden else "layout.global_batch"
     return with_keys(experiment, {follows: None})
-
-
-def lengthen(
-    experiment: Experiment, until: Until, sized: Sized, on_line: Mapping[str, Any], given_keys: Collection[str]
-) -> tuple[Experiment, tuple[str, ...]]:
-    """(the experiment with the length that `until` requests, a warm-up that fits it, and times of saves; notes).
-
-    `sized` has its batch. `on_line` are the settings that the command line gives beside `until`; `given_keys` are given
-    there or in the file. Raises ConfigError.
-    """
-    notes = list[str]()
-    if until != Until():
-        length = length_settings(until, sized, on_line)
-        experiment = with_keys(experiment, {f"train.{key}": value for key, value in length.items()})
-        notes = until.notes(sized.batch, sized.model.seq)
-    whole, cut = cut_warmup(experiment)
-    return with_keys(whole, _automatic_saves(whole, given_keys)), (*notes, *cut)
 
 
 def predict_run(sized: Sized, planner: ClusterProfile, refuse: bool = False) -> Prediction:

@@ -59,10 +59,8 @@ class Copies:
         return self._works[folder]
 
     def stage_sum(self, resolved: Resolved) -> dict[str, str]:
-        """The checksum of the profile's archive, as `provenance.stage_sum` gives it; empty without one."""
-        archive = resolved.cluster.archive
-        if archive is None:
-            return {}
+        """The checksum of the profile's archive, as `provenance.stage_sum` gives it."""
+        archive = resolved.cluster.archive or ""
         if archive not in self._stages:
             from hpc_gpt.core.runs.provenance import stage_sum
 

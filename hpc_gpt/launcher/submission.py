@@ -64,8 +64,10 @@ def submit_run(prepared: PreparedRun, logs: Path, parent: Parent | None = None, 
     RunFolderError, JobRefused.
     """
     provenance = check_submission([prepared], logs, begins=parent is None)
-    if provenance.get("gpus_fault") and not now:
-        _check_gpus(prepared.resolved)
+    if provenance.get("gpus_fault") and not now:  # GPUs of this machine that cannot be listed
+        from hpc_gpt.launcher.local.gpus import choice
+
+        choice(bool(prepared.resolved.asked_gpus))
     waits = check_start(prepared.resolved, prepared.script)
     options = prepared.job_script.options if prepared.job_script is not None else ()
     run = write_run(prepared, logs, provenance, parent=parent)
@@ -87,8 +89,10 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
         check_values(row.resolved)
     cluster = rows[0].resolved.cluster
     if cluster.scheduler == "local":
-        for row in rows:
-            _check_turn(row.resolved, logs)
+        for resolved in [row.resolved for row in rows if row.resolved.job.dependency is not None]:
+            from hpc_gpt.launcher.local.queue import unmet
+
+            unmet(resolved, logs)
     if cluster.scheduler == "slurm":
         check_output_path(logs)
         for row in rows:
@@ -188,7 +192,8 @@ def write_run(
     own_keys: dict[str, Any] = {DATA_BESIDE: str(prepared.data_beside)} if prepared.data_beside is not None else {}
     if parent is None:
         own_keys |= weights_of(resolved)
-    own_keys |= prepared.copies.stage_sum(resolved)
+    if resolved.cluster.archive is not None:
+        own_keys |= prepared.copies.stage_sum(resolved)
     if prepared.job_script is not None:
         own_keys |= prepared.job_script.provenance
     if (work := prepared.copies.work(resolved)) is not None:
@@ -229,22 +234,6 @@ def start_run(
             run.add_submission({"scheduler": "local", "job_id": None, "refused": str(fault)})
         raise
     return SubmittedRun(run, resolved, job_id, waits=waits)
-
-
-def _check_turn(resolved: Resolved, logs: Path) -> None:
-    """Raises for a dependency that can never be satisfied."""
-    if resolved.job.dependency is not None:
-        from hpc_gpt.launcher.local.queue import unmet
-
-        unmet(resolved, logs)
-
-
-def _check_gpus(resolved: Resolved) -> None:
-    """Raises JobRefused if the run needs GPUs of this machine, but they cannot be listed."""
-    if resolved.cluster.scheduler == "local":
-        from hpc_gpt.launcher.local.gpus import choice
-
-        choice(bool(resolved.asked_gpus))
 
 
 def check_start(resolved: Resolved, script: str) -> str:

@@ -7,11 +7,11 @@ import pytest
 
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.decide import resolve
-from hpc_gpt.core.settings.experiment_file import cut_warmup, load_experiment, read_experiment
+from hpc_gpt.core.settings.experiment_file import load_experiment, read_experiment
 from hpc_gpt.core.settings.layout import Batch
 from hpc_gpt.core.settings.stored import experiment_of
 from hpc_gpt.launcher import decide as preparing
-from hpc_gpt.launcher.decide import lengthen, load_row, prepare
+from hpc_gpt.launcher.decide import load_row, prepare
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.request import Request, ScriptRequest
 from hpc_gpt.launcher.until import Until
@@ -84,15 +84,13 @@ def test_the_plan_keeps_every_size_of_the_batch_that_is_given():
 @pytest.mark.parametrize(("engine", "steps"), [("deepspeed-3d", 5), ("megatron-lm", 300)])
 def test_a_length_by_until_is_as_one_in_the_file(engine, steps):
     """A warm-up of 20 steps is cut to it, and to no other length on the way."""
-    file, profile = read_experiment("demo"), load_profile("generic-slurm")
-    overrides = {"engine.name": engine, "layout.gpus": 1, "layout.tp": 1, "layout.pp": 1, "engine.zero_stage": None}
-    experiment = load_row(file, overrides, None, steps_elsewhere=True)
-    sized = resolve(cut_warmup(experiment)[0], profile)
-    experiment, notes = lengthen(experiment, Until(steps=steps), sized, {}, {"train.save_every"})
-    resolved = resolve(experiment, profile)
-    stated, cut = cut_warmup(load_experiment(file, overrides | {"train.steps": steps}))
-    assert resolved == resolve(stated, profile)
-    assert notes == (*Until(steps=steps).notes(resolved.batch, resolved.model.seq), *cut)
+    sizes = {"layout.gpus": 1, "layout.tp": 1, "layout.pp": 1, "engine.zero_stage": None, "train.save_every": 2}
+    overrides = {"engine.name": engine, **sizes}
+    by_until = prepare(asked(overrides=overrides, until=Until(steps=steps)))
+    in_file = prepare(asked(overrides=overrides | {"train.steps": steps}, until=Until()))
+    assert by_until.resolved.train == in_file.resolved.train
+    resolved = by_until.resolved
+    assert list(by_until.notes) == [*Until(steps=steps).notes(resolved.batch, resolved.model.seq), *in_file.notes]
 
 
 def test_two_sizes_of_a_batch_win_over_the_files_third():

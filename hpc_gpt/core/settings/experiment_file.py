@@ -3,11 +3,9 @@
 A file with a `[rows]` table is a sweep (`sweep_rows`).
 """
 
-import contextlib
 import copy
 import os
 import shlex
-import tomllib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -26,8 +24,8 @@ from hpc_gpt.core.settings.program_text import without_secret_comments
 from hpc_gpt.core.settings.rules.walk import without_followers
 from hpc_gpt.core.settings.schedule import cut_schedule, schedule_faults
 from hpc_gpt.core.settings.sweep_rows import SweepRow, check_rows, choose_row
-from hpc_gpt.core.tables import close_matches, merge_tables, parse_toml, read_toml, set_dotted, value_at
-from hpc_gpt.core.typed_tables import count_of_key, key_in, read_tables
+from hpc_gpt.core.tables import close_matches, merge_tables, read_toml, set_dotted, value_at
+from hpc_gpt.core.typed_tables import read_tables
 
 DEFAULT_EXPERIMENT = "gpt2-meg-ds-3d"
 # The experiment to try first on a cluster.
@@ -303,30 +301,7 @@ def _table_at(tables: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return table if isinstance(table, Mapping) else {}
 
 
-# --- overrides of the command line
-
-
-def parse_override(text: str) -> tuple[str, Any]:
-    """(key, value) of a text such as `train.steps=20`.
-
-    The value is read as TOML if that is possible and the key's type is not text, or as a count (`10k`). An empty value
-    means the default (None).
-    """
-    key, equals, raw = text.partition("=")
-    key = key.strip()
-    if not equals or not key or key.count(".") > 9:
-        raise ConfigError(f"--set {text[:80]!r} is not KEY=VALUE", "for example --set train.steps=20")
-    if not raw:
-        return key, None
-    kind = key_in(Experiment, key)[0]
-    if kind in (str, str | None) and raw[0] not in "\"'":  # so `job.time=90` needs no quotes
-        return key, raw
-    with contextlib.suppress(tomllib.TOMLDecodeError, KeyError):
-        return key, parse_toml(f"value = {raw}")["value"]
-    if kind in (int, int | None):
-        with contextlib.suppress(ValueError, OverflowError):
-            return key, count_of_key(Experiment, key, raw)
-    return key, raw
+# --- what the command line says of its keys
 
 
 def value_hint(texts: Sequence[str]) -> str:

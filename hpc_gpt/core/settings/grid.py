@@ -1,9 +1,11 @@
-"""A grid on the command line, `--grid train.lr=1e-4,3e-4 --grid layout.tp=2,4`: rows as in the `[rows]` of a file, one
-per combination of the values; the first key varies slowest.
+"""Keys of an experiment on the command line: `--set train.lr=3e-4`, and a grid, `--grid train.lr=1e-4,3e-4 --grid
+layout.tp=2,4`: rows as in the `[rows]` of a file, one per combination of the values; the first key varies slowest.
 """
 
+import contextlib
 import itertools
 import math
+import tomllib
 import unicodedata
 import zlib
 from collections.abc import Iterator, Sequence
@@ -12,11 +14,11 @@ from typing import Any
 
 from hpc_gpt.core.errors import ConfigError, Fault, gathered, raise_faults
 from hpc_gpt.core.settings.experiment import Experiment
-from hpc_gpt.core.settings.experiment_file import ExperimentFile, gives_way, parse_override
+from hpc_gpt.core.settings.experiment_file import ExperimentFile, gives_way
 from hpc_gpt.core.settings.resolved import is_name_letter
 from hpc_gpt.core.settings.sweep_rows import SweepRow
-from hpc_gpt.core.tables import set_dotted
-from hpc_gpt.core.typed_tables import check_tables
+from hpc_gpt.core.tables import parse_toml, set_dotted
+from hpc_gpt.core.typed_tables import check_tables, count_of_key, key_in
 
 MOST_ROWS = 100
 _EXAMPLE = "for example --grid train.lr=1e-4,3e-4"
@@ -31,6 +33,29 @@ class GridAxis:
 
     key: str
     values: tuple[tuple[str, Any], ...]
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """(key, value) of a text such as `train.steps=20`.
+
+    The value is read as TOML if that is possible and the key's type is not text, or as a count (`10k`). An empty value
+    means the default (None).
+    """
+    key, equals, raw = text.partition("=")
+    key = key.strip()
+    if not equals or not key or key.count(".") > 9:
+        raise ConfigError(f"--set {text[:80]!r} is not KEY=VALUE", "for example --set train.steps=20")
+    if not raw:
+        return key, None
+    kind = key_in(Experiment, key)[0]
+    if kind in (str, str | None) and raw[0] not in "\"'":  # so `job.time=90` needs no quotes
+        return key, raw
+    with contextlib.suppress(tomllib.TOMLDecodeError, KeyError):
+        return key, parse_toml(f"value = {raw}")["value"]
+    if kind in (int, int | None):
+        with contextlib.suppress(ValueError, OverflowError):
+            return key, count_of_key(Experiment, key, raw)
+    return key, raw
 
 
 def parse_grid(texts: Sequence[str], most: int = MOST_ROWS) -> tuple[GridAxis, ...]:

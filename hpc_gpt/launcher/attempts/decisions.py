@@ -24,12 +24,7 @@ from hpc_gpt.core.ends.state import class_of, is_after_exit_0
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import replace_whole, write_once
 from hpc_gpt.core.runs import lock
-from hpc_gpt.core.runs.checkpoints import (
-    checkpoint_note,
-    command_of,
-    newest_checkpoint,
-    work_folder,
-)
+from hpc_gpt.core.runs.checkpoints import checkpoint_note, command_of, newest_checkpoint, work_folder
 from hpc_gpt.core.runs.disk_space import free_space_text, is_full
 from hpc_gpt.core.runs.heartbeats import gpus_of, pack_heartbeats
 from hpc_gpt.core.runs.requests import is_asked

@@ -21,13 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hpc_gpt.core.ends import bad_nodes
-from hpc_gpt.core.ends.end_policy import (
-    end_by_script,
-    exit_code,
-    first_failure,
-    is_put_back,
-    shown_as,
-)
+from hpc_gpt.core.ends.end_policy import end_by_script, exit_code, first_failure, is_put_back, shown_as
 from hpc_gpt.core.ends.failures import GOOD, LONGEST_PAUSE_S
 from hpc_gpt.core.ends.program_end import at_limit
 from hpc_gpt.core.errors import ConfigError, UserError

@@ -245,7 +245,8 @@ def check_folders(folders: Mapping[str, Path], shared: bool) -> list[Check]:
             hint = "set HPC_GPT_LOGS, HPC_GPT_DATA or HPC_GPT_STATE to a folder that you can write"
             checks.append(Check(name, "fail", f"{folder} cannot be written: {fault.strerror}", hint))
             continue
-        kind = _disk_kind(folder)
+        asks = ["stat", "--file-system", "--format=%T", str(_nearest_existing(folder))]
+        kind = subprocess.run(asks, capture_output=True, text=True, check=False).stdout.strip()
         if shared and kind in _OWN_DISKS:
             hint = "no node sees it: choose a folder on a shared file system"
             checks.append(Check(name, "warn", f"{folder} is on a {kind} of this machine", hint))
@@ -327,12 +328,6 @@ def _write_in(folder: Path) -> float:
         return path.stat().st_mtime
     finally:
         path.unlink(missing_ok=True)
-
-
-def _disk_kind(folder: Path) -> str:
-    """The type of a folder's file system; empty if `stat` does not say."""
-    command = ["stat", "--file-system", "--format=%T", str(_nearest_existing(folder))]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def probe_here(resolved: Resolved, logs: Path, out: TextIO) -> list[Check]:

@@ -3,6 +3,7 @@
 Also lists the nodes that earlier runs found slow or broken.
 """
 
+import contextlib
 import getpass
 import json
 import re
@@ -331,16 +332,11 @@ def _user(site: Site, partition: SlurmPartition) -> Iterable[str]:
 
 def _time(partition: SlurmPartition) -> Iterable[str]:
     most = partition.settings.get("MaxTime", "UNLIMITED")
-    limit = _limit_s(most)
+    limit = None
+    with contextlib.suppress(ConfigError):  # a form that sbatch does not take
+        limit = limit_s(most)
     chosen = most if limit is not None and limit <= _LONGEST_S else "24:00:00"
     yield f"time = {_text(chosen)}  # the partition allows {plain(most)}; a QOS may allow less"
-
-
-def _limit_s(time: str) -> int | None:
-    try:
-        return limit_s(time)
-    except ConfigError:
-        return None
 
 
 def _chain(site: Site) -> Iterable[str]:

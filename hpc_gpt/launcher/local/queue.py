@@ -37,7 +37,7 @@ from hpc_gpt.core.slurm.environment import GIVEN, as_given, given_environment, j
 from hpc_gpt.launcher.local import gpus
 from hpc_gpt.launcher.local.controller import judge_and_note, run_attempt, wait_for_retry
 from hpc_gpt.launcher.watch.control import LOCAL_POLL_S, SLURM_POLL_S
-from hpc_gpt.launcher.watch.status import RunStatus, read_status
+from hpc_gpt.launcher.watch.status import read_status
 
 _Made = TypeVar("_Made")
 QUEUE = "hpc_gpt.launcher.local.queue"
@@ -71,16 +71,13 @@ def _unmet_of(resolved: Resolved, awaited: Sequence[tuple[bool, RunFolder]]) -> 
         if status.state == "unknown":
             return f"waits for run {run.run_id}, whose end is not known" + (f": {status.cause}" if status.cause else "")
         if not status.is_known_over:
-            return _waits_for(run, status)
+            pid = status.removed_pid
+            gone = f" as process {pid}, though its folder was removed" if pid is not None else ""
+            return f"waits for run {run.run_id}, which is {status.state}{gone}"
         if well and status.state not in GOOD:
             message = f"job.dependency is {resolved.job.dependency!r}, but run {run.run_id} ended as {status.state}"
             raise JobRefused(message, "afterany starts after any end")
     return ""
-
-
-def _waits_for(run: RunFolder, status: RunStatus) -> str:
-    gone = f" as process {status.removed_pid}, though its folder was removed" if status.removed_pid is not None else ""
-    return f"waits for run {run.run_id}, which is {status.state}{gone}"
 
 
 def look_for_turn(

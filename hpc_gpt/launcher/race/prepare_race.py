@@ -18,7 +18,8 @@ from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.decide import resolve, size_run
 from hpc_gpt.core.settings.experiment import Experiment, with_keys
-from hpc_gpt.core.settings.experiment_file import ExperimentFile, cut_warmup, parse_override
+from hpc_gpt.core.settings.experiment_file import ExperimentFile, cut_warmup
+from hpc_gpt.core.settings.grid import parse_override
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.services import SERVICES, Notify
 from hpc_gpt.core.settings.sized import runs_program
@@ -29,14 +30,7 @@ from hpc_gpt.launcher.past_timings import PastTimings
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.render import render_script
 from hpc_gpt.launcher.request import DEFAULTS, Request, choose_profile, requested_file
-from hpc_gpt.launcher.submission import (
-    SubmittedRun,
-    check_inputs,
-    check_start,
-    check_submission,
-    start_run,
-    write_run,
-)
+from hpc_gpt.launcher.submission import SubmittedRun, check_inputs, check_start, check_submission, start_run, write_run
 from hpc_gpt.planner.prediction import best_layouts
 
 ROUNDS, STEPS, TOP = 3, 20, 5
@@ -124,7 +118,8 @@ def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top:
             f"the race may take {hours:.3g} GPU-hours, more than --max-gpu-hours {budget:g}",
             "use fewer --rounds, --steps or --top, or a larger --max-gpu-hours",
         )
-    time = request.overrides.get("job.time") or _time_text(most_s + _END_S + (first.resolved.job.signal_lead_s or 0))
+    minutes = math.ceil((most_s + _END_S + (first.resolved.job.signal_lead_s or 0)) / 60)
+    time = request.overrides.get("job.time") or f"{minutes // 60}:{minutes % 60:02d}:00"
     run = _race_run(first, able[0], file, time, rounds * len(able), request.template)
     return PreparedRace(run, visits, rounds, lines)
 
@@ -302,11 +297,6 @@ def _step_s(visit: PreparedRun, past: PastTimings) -> float | None:
         return alike.step_s
     step = _predicted_step(visit)
     return step["step_s"] * (1 + step["band"]) if step else None
-
-
-def _time_text(seconds: float) -> str:
-    minutes = math.ceil(seconds / 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:00"
 
 
 # --- submitted

@@ -148,7 +148,11 @@ def winner(
     """Returns (the row that wins, None if none does; a line that says why). `differ`: rows whose losses differ, which
     cannot win; `used_gib`: the peak memory of each row; `names`: the names of all rows, for the line."""
     rows = {row: rounds for row, rounds in measured.items() if rounds}
-    finite = [row for row, rounds in rows.items() if row not in differ or _is_finite(rounds)]
+    finite = [
+        row
+        for row, rounds in rows.items()
+        if row not in differ or all(map(math.isfinite, rounds[min(rounds)].losses.values()))
+    ]
     if rows and not finite:
         return None, "nobody wins: no row has a finite loss"
     if len(finite) <= 2 and not set(finite).isdisjoint(differ):
@@ -170,10 +174,6 @@ def winner(
         return best, "no row is shown to be faster, and it has more memory to spare"
     called = some([names[row] if row < len(names) else f"row {row + 1}" for row in sorted((best, *alike))], 5)
     return None, f"nobody wins: within noise {called} are equally fast"
-
-
-def _is_finite(rounds: Mapping[int, Round]) -> bool:
-    return all(map(math.isfinite, rounds[min(rounds)].losses.values()))
 
 
 def _is_noise(rounds: Mapping[int, Round], other: Mapping[int, Round]) -> bool:

@@ -195,10 +195,6 @@ def _sort_out(room: RunRoom, rules: CleanRules, is_sound: IsSound, children: Seq
         room.goes += [RoomPiece(path, bytes_in(path), why) for path in sorted(run.checkpoints.glob(f"{prefix}*"))]
 
 
-def _is_sound(path: Path) -> bool:
-    return next(faults_of(path, MOST_READ_BYTES), None) is None
-
-
 def _steps_for(run: RunFolder, children: Sequence[RunFolder]) -> set[int]:
     """The steps of a run's checkpoints from which other runs begin that have no checkpoint of their own. Runs of this
     version also have a note in `branches/`."""
@@ -217,7 +213,7 @@ def clean(run: RunFolder, rules: CleanRules, say: Callable[[str], object]) -> Ru
     The run is looked at again under its lock, as it may have changed. A checkpoint is sound if its files read as they
     were written; for a very large checkpoint only the sizes are compared.
     """
-    is_sound = functools.cache(_is_sound)
+    is_sound = functools.cache(lambda path: next(faults_of(path, MOST_READ_BYTES), None) is None)
     removal = Removal(run.checkpoints, Retention())
     (before,) = look([run], rules, is_sound)  # without the lock: reading may take a minute, and a job may need the lock
     with _fault_of(before), _locked(run):

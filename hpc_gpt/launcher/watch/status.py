@@ -324,7 +324,10 @@ def _state(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> tuple
 
         before = cause_before_attempts(run, run_state.job_id)
         state, cause = (before.ended, before.text) if before else (state, cause)
-    notes = (cause, _told_note(run, state), moved_note(run_state), unwhole_note(run))
+    # Nodes that a job which has not started excludes, as another run found them bad.
+    told = run.told_nodes() if state == "pending" and not run.attempts() else {}
+    without = (f"without {node}, which is bad by run {by}" for node, by in told.items())
+    notes = (cause, *without, moved_note(run_state), unwhole_note(run))
     return state, "; ".join(filter(None, notes)) or None
 
 
@@ -491,12 +494,6 @@ def _reason(run: RunFolder, reason: str) -> str:
     """The meaning of Slurm's reason, with what to do if the job never starts."""
     text = reason_text(reason)
     return f"{text}; hpc-gpt cancel {run.run_id}" if text.startswith(NEVER) else text
-
-
-def _told_note(run: RunFolder, state: str) -> str:
-    """The note on nodes that a job which has not started excludes, as another run found them bad; empty if none."""
-    nodes = run.told_nodes() if state == "pending" and not run.attempts() else {}
-    return "; ".join(f"without {node}, which is bad by run {by}" for node, by in nodes.items())
 
 
 def _why_it_waits(run: RunFolder, run_state: RunState, reason: str) -> str | None:

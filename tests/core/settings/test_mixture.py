@@ -11,7 +11,8 @@ from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.data_source import MixedSource, evaluation_shares
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Command
-from hpc_gpt.core.settings.experiment_file import folder_of_data, load_experiment, parse_override, read_experiment
+from hpc_gpt.core.settings.experiment_file import folder_of_data, load_experiment, read_experiment
+from hpc_gpt.core.settings.grid import parse_override
 from hpc_gpt.core.settings.resolved import Resolved, config_hash, speed_hash
 from hpc_gpt.core.settings.services import Plan
 from hpc_gpt.core.settings.stored import experiment_of, experiment_text

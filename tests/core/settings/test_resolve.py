@@ -17,9 +17,9 @@ from hpc_gpt.core.settings.experiment_file import (
     DEFAULT_EXPERIMENT,
     list_experiments,
     load_experiment,
-    parse_override,
     read_experiment,
 )
+from hpc_gpt.core.settings.grid import parse_override
 from hpc_gpt.core.settings.resolved import Resolved, folder_name
 from hpc_gpt.core.settings.stored import experiment_of
 from hpc_gpt.core.slurm.directives import job_faults
