@@ -45,6 +45,7 @@ from hpc_gpt.core.settings.services import CudaGraph, Routing
 from hpc_gpt.core.settings.shape_split import partition_layers, stage_layers
 from hpc_gpt.planner.machine import Machine
 from hpc_gpt.planner.measured_steps import MeasuredStep
+from hpc_gpt.planner.memory import predict_memory
 from tests.planner.machines import machine_named
 from tests.planner.published.fields import (
     TRAITS,
@@ -68,6 +69,8 @@ from tests.planner.published.programs import KINDS, Kind
 
 DEFAULT_VOCAB = 51200
 MEMORY_KINDS = ("nvidia_smi", "reserved", "allocated", "component")
+# What a plan of Megatron-LM tries for a mixture, from the least on.
+_RECOMPUTES = ("none", "layernorm,moe_act", "layernorm,moe_act,mla_up_proj", "full")
 _PADDED_TO = 128  # Megatron's make-vocab-size-divisible-by, per tp
 MachineOf = Callable[[str, int, str | None], Machine]
 
@@ -186,8 +189,6 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
     kind = KINDS[stack.engine]
     shape = _shape(row, layout.tp, padded=kind.pads_vocabulary)
     recompute = recompute_of(row)
-    if recompute is None:
-        assumed.append("recompute none")
     micro_batch, micro_batches, global_batch = _batch(row, layout, assumed)
     # Megatron-Core refuses to train a mixture over tp without it (megatron/core/transformer/moe/moe_layer.py).
     splits_sequence = (kind.sequence_parallel or shape.is_mixture) and layout.tp > 1
@@ -215,6 +216,10 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         activations_on_host=keeps_activations_on_host(row, stack, layout.tp),
     )
     machine = _machine(row, device, training.gpus, machine_of)
+    if recompute is None:
+        if shape.is_mixture and stack.engine == "megatron-lm":
+            training = _that_fits(training, machine)
+        assumed.append(f"recompute {training.recompute}")
     if dtype not in machine.peak_tflops:
         raise Unusable(f"dtype {dtype}: {device} has no unit for it")
     published = _published(row, training, global_batch, machine.peak_tflops[dtype])
@@ -230,6 +235,18 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
     return PublishedRow(
         name, training, machine, counts, source, cluster, row.fabric, published, tuple(assumed), row.container
     )
+
+
+def _that_fits(training: Training, machine: Machine) -> Training:
+    """The training with the least recomputation that fits, as a plan chooses one that is not given; else as it is."""
+    for recompute in _RECOMPUTES:
+        if "mla" in recompute and training.shape.kv_lora is None:
+            continue
+        tried = replace(training, recompute=recompute)
+        memory = predict_memory(tried, machine)
+        if memory.stages[memory.deciding].nvidia_smi <= machine.memory_gib:
+            return tried
+    return training
 
 
 def _traits(row: Fields, kind: Kind) -> dict[str, Any]:
