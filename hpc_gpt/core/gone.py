@@ -39,6 +39,7 @@ GONE: dict[str, Gone] = {
     "job.restart_pauses_s": Gone("0.4", "a job idles at most five minutes before restarts in it", 300),
     "job.retry_after_exit_0": Gone("0.4", "a program that exits with 0 is over; let command.run loop", default=False),
     "job.slow_ranks": Gone("0.4", "hpc-gpt status names a slow rank; requeue the run without its node", "note"),
+    "model.window_every": Gone("0.4", 'model.window_layers has a letter a layer, in turn: "SL" for window_every = 2'),
     "plan --html": Gone("0.4", "plan --json has every figure of a plan"),
     "plan.edges_as_layers": Gone("0.4", "leave it out: a plan splits layers evenly over stages"),
     "plan.offloaded_layers": Gone("0.4", "give --cpu-offloading-num-layers in engine.megatron_args"),

@@ -87,6 +87,8 @@ def _lines(candidate: Candidate, machine: Machine, figures: Figures | None) -> I
         f"{run.global_batch} samples of {run.shape.seq} tokens = {run.global_batch * run.shape.seq:,} tokens a step"
     )
     yield f"layers       {_layers(run)}"
+    if run.shape.windowed:
+        yield f"windows      {_windows(run)}"
     yield f"tensors      {_widths(run)}"
     yield f"parameters   {_parameters(run, candidate.memory.deciding)}"
     yield f"states       {_states(run)}"
@@ -122,6 +124,18 @@ def _layers(run: Training) -> str:
     )
 
 
+def _windows(run: Training) -> str:
+    shape = run.shape
+    full = [
+        sum(count for count, kind in zip(counts, shape.kinds, strict=True) if kind.window is None)
+        for counts in kinds_of_stages(run)
+    ]
+    text = f"{shape.windowed} layers attend to {shape.window:,} tokens, {shape.layers - shape.windowed} to all"
+    if min(full) == max(full):
+        return text
+    return f"{text}: stage {full.index(max(full))}, which has {max(full)} of these, is slower than one with {min(full)}"
+
+
 def _widths(run: Training) -> str:
     shape = run.shape
     width = max(map(mlp_width, shape.kinds))  # 0 if every layer has nothing but experts
@@ -138,10 +152,13 @@ def _widths(run: Training) -> str:
 
 def _parameters(run: Training, stage: int) -> str:
     outside, counts = outer_params(run.shape, run.tp, run.pp, stage), kinds_of_stages(run)[stage]
+    layers: dict[str, tuple[int, float]] = {}  # {name of a kind: its layers, with a window or not; parameters of one}
+    for count, kind, (each, _) in zip(counts, run.shape.kinds, run.params_of_kinds, strict=True):
+        layers[kind.name] = (layers.get(kind.name, (0, 0.0))[0] + count, each)
     kinds = [
-        f"{count}{f' {kind.name}' * (len(counts) > 1)} layers x {each / 1e6:,.2f}e6"
-        for count, kind, (each, _) in zip(counts, run.shape.kinds, run.params_of_kinds, strict=True)
-        if count or len(counts) == 1
+        f"{count}{f' {name}' * (len(layers) > 1)} layers x {each / 1e6:,.2f}e6"
+        for name, (count, each) in layers.items()
+        if count or len(layers) == 1
     ]
     outer_text = f" + {outside / 1e6:,.1f}e6 outside them" if outside else ""
     later = f" + {run.shape.mtp_layers} MTP" if run.shape.mtp_layers and stage == run.pp - 1 else ""

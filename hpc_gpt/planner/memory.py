@@ -25,7 +25,7 @@ from hpc_gpt.core.formulas import GIB
 from hpc_gpt.core.recomputation import recomputation
 from hpc_gpt.core.settings.layer_kinds import LayerKind
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.settings.shape_split import outer_params, stage_layers, vocab_rows
+from hpc_gpt.core.settings.shape_split import outer_params, stage_kinds, stage_layers, vocab_rows
 from hpc_gpt.planner import experts
 from hpc_gpt.planner.constants import VALUES
 from hpc_gpt.planner.machine import Machine
@@ -79,21 +79,10 @@ def _even(layers: int, pp: int, edges: bool) -> tuple[int, ...]:
 
 def kinds_of_stages(training: Training) -> tuple[tuple[int, ...], ...]:
     """The number of layers of each kind on every stage."""
-    kinds = training.shape.kinds
-    return _by_kind(layers_of_stages(training), kinds[0].count if len(kinds) > 1 else None)
+    return _by_kind(training.shape, layers_of_stages(training))
 
 
-@lru_cache(maxsize=4096)
-def _by_kind(layers: tuple[int, ...], prefix: int | None) -> tuple[tuple[int, ...], ...]:
-    """Layers by kind of stages that have so many; `prefix`: layers of the first of two kinds, None for one kind."""
-    if prefix is None:
-        return tuple((count,) for count in layers)
-    counts, before = [], 0
-    for count in layers:
-        first = min(max(prefix - before, 0), count)
-        counts.append((first, count - first))
-        before += count
-    return tuple(counts)
+_by_kind = lru_cache(maxsize=4096)(stage_kinds)
 
 
 def stage_params(training: Training, stage: int) -> float:

@@ -404,7 +404,7 @@ def layer_time(training: Training, rates: Rates, kind: LayerKind | None = None) 
         if not parts[0].is_routed
     }
     products = sum(linear.values())
-    core, core_back = _attention(training, rates, tokens)
+    core, core_back = _attention(training, rates, tokens, kind.window)
     passes = tokens * _pass_bytes(training, kind) / rates.bytes
     # Gradients of weights are added to their sums.
     weights = weights_on(training, kind)
@@ -534,20 +534,23 @@ def _pass_bytes(training: Training, kind: LayerKind) -> float:
     return moved * (_COMPILED if training.compiled else 1)
 
 
-def _attention(training: Training, rates: Rates, tokens: float) -> tuple[float, float]:
-    """Returns (forward, backward) seconds of attention's core, between Q, K, V and the output."""
+def _attention(training: Training, rates: Rates, tokens: float, window: int | None) -> tuple[float, float]:
+    """Returns (forward, backward) seconds of attention's core, between Q, K, V and the output, in layers with this
+    window, None for none."""
     shape = training.shape
     width, head = shape.attention_width / training.tp, shape.head_width
-    flops = 4 * tokens * (shape.attention_keys or shape.seq) * width
+    keys = window or shape.seq
+    flops = 4 * tokens * keys * width
     if training.flash:
-        # Causality leaves half of it; backward has five products, forward two (Dao 2022, arXiv:2205.14135). In short
-        # sequences more of the work is on the diagonal, which is half masked. With heads of 64 the matrix units wait
-        # for exponentials, of which there are as many as with heads of 128.
+        # Causality leaves half of it; of a window k the part 1 - k / 2 s, as only the first k tokens see fewer keys.
+        # Backward has five products, forward two (Dao 2022, arXiv:2205.14135). In short sequences more of the work is
+        # on the diagonal, which is half masked. With heads of 64 the matrix units wait for exponentials, of which there
+        # are as many as with heads of 128.
         length = shape.seq / (training.cp if training.cp_exchange != "heads" else 1)
-        half = flops / 2 * (1 + VALUES["attention.ramp"] / length)
+        seen = flops * (1 - keys / (2 * shape.seq)) * (1 + VALUES["attention.ramp"] / length)
         narrow = head < 128
-        forward = half / rates.forward / (rates.narrow[0] if narrow else 1.0)
-        backward = 2.5 * half / rates.backward / (rates.narrow[1] if narrow else 1.0)
+        forward = seen / rates.forward / (rates.narrow[0] if narrow else 1.0)
+        backward = 2.5 * seen / rates.backward / (rates.narrow[1] if narrow else 1.0)
         # A ring adds the output for each other rank's keys to a sum, and in the backward pass its gradients.
         others = training.cp - 1 if training.cp_exchange == "ring" else 0
         moved = VALUES[f"ring.{'operators' if states_of(training).is_pytorchs else 'kernels'}"]

@@ -51,10 +51,12 @@ def training_of(resolved: Sized) -> Training:
 
 
 def has_mask(data: Data, engine: Engine, shape: ModelShape, dtype: str, device: str | None) -> bool:
-    """Whether attention adds a mask of documents to its scores. In 16 bits from sm_80 on, with heads of up to 256, it
-    needs none (trainer/engines/attention.py)."""
-    takes_rows = dtype != "fp32" and shape.head_width <= 256 and not (device or "cpu").startswith(("v100", "cpu"))
-    return data.mask_documents and not (takes_rows and engine.attention in ("auto", "flash"))
+    """Whether attention adds a mask of documents or of a window to its scores. In 16 bits from sm_80 on, with heads of
+    up to 256, it needs none; windows need none with FlexAttention either (trainer/engines/attention.py)."""
+    is_newer = not (device or "cpu").startswith(("v100", "cpu"))
+    takes_rows = is_newer and dtype != "fp32" and shape.head_width <= 256 and engine.attention in ("auto", "flash")
+    flexes = is_newer and engine.attention == "auto" and shape.head_width >= 16
+    return not takes_rows and (data.mask_documents or (shape.windowed > 0 and not flexes))
 
 
 def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:

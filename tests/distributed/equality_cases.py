@@ -90,6 +90,8 @@ class Case:
     matmul: Matmul = "none"
     balance: Literal["none", "loss", "bias"] = "none"  # of a mixture of experts
     z_loss: bool = False
+    window: int | None = None
+    window_layers: str | None = None  # those that have it
     idle: int = 0  # the first experts of each layer, to which no token is sent
     mutation: str = ""
 
@@ -111,6 +113,7 @@ class Case:
         parts += [] if self.model == "gpt2" else [self.model]
         parts += ["documents"] if self.documents else []
         parts += ["pad"] if self.pad else []
+        parts += self._of_windows
         parts += [] if self.matmul == "none" else [self.matmul]
         parts += self._of_experts
         return " ".join(parts) + (f", without {self.mutation}" if self.mutation else "")
@@ -119,6 +122,10 @@ class Case:
     def file(self) -> str:
         """A name for its files: that of the case may be too long."""
         return hashlib.sha256(self.name.encode()).hexdigest()[:16]
+
+    @property
+    def _of_windows(self) -> list[str]:
+        return [f"window{self.window} {self.window_layers or 'all'}"] if self.window else []
 
     @property
     def _of_experts(self) -> list[str]:
@@ -131,7 +138,9 @@ class Case:
     def routing(self) -> str:
         """All that a mixture's decisions follow from, but for rounding and the seed."""
         parts = [self.model, self.optimizer, *[f"clip{self.clip:g}"] * bool(self.clip), *["tied"] * self.tied]
-        return " ".join([*parts, *["documents"] * self.documents, *["pad"] * self.pad, *self._of_experts])
+        return " ".join(
+            [*parts, *["documents"] * self.documents, *["pad"] * self.pad, *self._of_windows, *self._of_experts]
+        )
 
     @cached_property
     def resolved(self) -> Resolved:
@@ -146,7 +155,10 @@ class Case:
                 name="equality",
                 model=Model(
                     vocab=VOCAB,
-                    seq=SEQ,
+                    # Windows are above and below the length.
+                    seq=24 if self.window else SEQ,
+                    window=self.window,
+                    window_layers=self.window_layers,
                     tied=self.tied,
                     pad_token=PAD if self.pad else None,
                     **{"layers": LAYERS, "heads": 4} | (MODELS | OTHER_SHAPES | MIXTURES)[self.model],
@@ -157,7 +169,7 @@ class Case:
                     **asdict(layout), gpus=layout.gpus, micro_batches=self.micro_batches, global_batch=GLOBAL_BATCH
                 ),
                 train=Train(
-                    steps=STEPS,
+                    steps=6 if self.window else STEPS,
                     dtype=self.dtype,
                     matmul=self.matmul,
                     optimizer=self.optimizer,
@@ -187,15 +199,15 @@ def zero(stage: int, **switches: Any) -> Engine:
     return Engine(zero_stage=stage, **switches)
 
 
-def whole_batch(step: int, end: int | None = None) -> tuple[Tensor, Tensor]:
-    """(tokens, targets), int64 [GLOBAL_BATCH, SEQ]: a sequence that can be learnt in part, the same in every layout.
+def whole_batch(step: int, end: int | None = None, seq: int = SEQ) -> tuple[Tensor, Tensor]:
+    """(tokens, targets), int64 [GLOBAL_BATCH, seq]: a sequence that can be learnt in part, the same in every layout.
 
-    With an `end` token there are documents in it, of 1 to SEQ tokens and 6 on average.
+    With an `end` token there are documents in it, of 1 to `seq` tokens and 6 on average.
     """
     generator = torch.Generator().manual_seed(step)
-    tokens = torch.randint(0, VOCAB, (GLOBAL_BATCH, SEQ + 1), generator=generator)
-    follows = torch.rand((GLOBAL_BATCH, SEQ), generator=generator) < 0.7
-    for place in range(SEQ):
+    tokens = torch.randint(0, VOCAB, (GLOBAL_BATCH, seq + 1), generator=generator)
+    follows = torch.rand((GLOBAL_BATCH, seq), generator=generator) < 0.7
+    for place in range(seq):
         tokens[:, place + 1] = torch.where(follows[:, place], (3 * tokens[:, place] + 1) % VOCAB, tokens[:, place + 1])
     if end is not None:
         tokens[torch.rand(tokens.shape, generator=generator) < 1 / 6] = end
@@ -210,7 +222,7 @@ def token_bytes(vocab: int) -> NDArray[Any]:
 def micro_batches(resolved: Resolved, dp_rank: int, step: int, part: SequencePart = WHOLE) -> list[MicroBatch]:
     """A rank's part of the pairs of its data-parallel rank, with the boundaries of documents if the run masks them."""
     batch, dp, end = resolved.batch, resolved.layout.dp, resolved.data.end_token
-    whole, following = whole_batch(step, end)
+    whole, following = whole_batch(step, end, resolved.model.seq)
     tokens, targets = part.of(whole, 1), part.of(following, 1)
     starts = [(number * dp + dp_rank) * batch.micro_batch for number in range(batch.micro_batches)]
     own = [slice(at, at + batch.micro_batch) for at in starts]

@@ -72,6 +72,37 @@ FOUND = [
     _case(_CP2, _DDP, optimizer="sgd", clip=0.0),
     _case(_CP2, replace(_DDP, cp_exchange="keys"), optimizer="sgd", clip=0.0),
 ]
+# Windows: of the token alone, of two, below the length of 24, that length, above it; over each axis, with documents.
+# (Of the token alone the gradients of queries and keys are nothing but rounding, which Adam amplifies.)
+WINDOWS = [
+    _case(
+        layout,
+        engine,
+        model=model,
+        window=window,
+        window_layers=letters,
+        documents=documents,
+        optimizer="sgd" if window == 1 else "adamw",
+    )
+    for layout, engine, model, window, letters, documents in (
+        *((_DP1, _DDP, "qwen3", window, "SL", False) for window in (1, 2, 16, 24, 32)),
+        (_CP2, _DDP, "llama", 5, None, True),
+        (_DP2, replace(_FSDP, recompute="full"), "smollm3", 5, "LLS", True),
+        (_DP2, _zero(3), "qwen2", 16, "SSL", False),
+        (_PP2, zero(1), "qwen3", 5, "SL", True),
+        (_DP2, Engine(name="hf-deepspeed"), "qwen3", 16, "SL", False),
+        # From here on they are long.
+        (_TP2, replace(_FSDP, recompute="selective"), "llama", 2, None, False),
+        (_TP2, _zero(1, sequence_parallel=True), "smollm3", 5, "SL", True),
+        (_TP2_PP2, zero(1, recompute="selective"), "qwen3", 5, "SSL", False),
+        (_CP2, zero(1), "qwen3", 16, "SL", False),
+        (_DP1, replace(_DDP, attention="math"), "qwen3", 5, "SL", True),
+        (_DP1, replace(_DDP, activation_offload=True), "qwen3", 5, "SL", False),
+        (_DP1, replace(_DDP, compile="block", compile_backend="aot_eager"), "qwen3", 5, "SL", True),
+        (_DP1, replace(_DDP, compile="block"), "qwen3", 5, "SL", False),
+        (_DP2, Engine(name="hf-deepspeed", recompute="full"), "llama", 5, None, False),
+    )
+]
 # What torch compiles for real; it needs a C++ compiler.
 INDUCTOR = [
     _case(layout, Engine(name=name, compile="block", **switches), model=model)
@@ -85,7 +116,16 @@ INDUCTOR = [
         (_CP2, "ddp", "qwen3", {"cp_exchange": "keys"}),
     )
 ]
-_NAMED = [ALL_AXES, RECOMPUTED, [replace(case, engine=zero(1)) for case in RECOMPUTED], FAMILIES, LONGER_AXES, HYBRID]
+_NAMED = [
+    ALL_AXES,
+    RECOMPUTED,
+    [replace(case, engine=zero(1)) for case in RECOMPUTED],
+    FAMILIES,
+    LONGER_AXES,
+    HYBRID,
+    WINDOWS,
+]
+INDUCTOR += [WINDOWS[17]]
 EXACT = list(dict.fromkeys([case for cases in _NAMED for case in cases] + FOUND + INDUCTOR + COVER))
 HALF = [
     _case(layout, engine, dtype=dtype, model=model, micro_batches=count)
@@ -185,6 +225,7 @@ SHORT = {
     RECOMPUTED[0],
     FOUND[0],
     *FOUND[-2:],
+    *WINDOWS[:10],
     *(case for case in FAMILIES if case.layout.gpus == 2 and case.engine.name in ("ddp", "deepspeed-3d")),
     *(HALF[number] for number in (4, 11, 12, 17)),
     *(FP8[number] for number in (0, 4)),

@@ -9,7 +9,7 @@ from typing import Any
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
-from tests.distributed.equality_cases import CLIP, STEPS, Case, zero
+from tests.distributed.equality_cases import CLIP, Case, zero
 from tests.distributed.mixtures import FAMILIES, LEAST_GAP
 
 DP1, DP2, TP2, PP2, CP2 = Layout(1, 1, 1), Layout(1, 1, 2), Layout(2, 1, 1), Layout(1, 2, 1), Layout(1, 1, 1, 2)
@@ -79,6 +79,17 @@ _DOCUMENTS = [
 _OF_OURS = [(DP1, DDP), (TP2, FSDP), (PP2, zero(1)), (DP2, Engine(name=_ZERO, zero_stage=3)), (DP2, DDP), (DP2, FSDP)]
 OF_FAMILIES = [of_experts(*way, model) for model, way in zip(FAMILIES, _OF_OURS, strict=True)]
 OF_FAMILIES += [of_experts(DP2, _HF, model) for model in ("dots1", "qwen2_moe", "glm4_moe")]
+# Windows: in all layers of a class, in some by their types.
+_WINDOWS = [
+    of_experts(layout, engine, model, window=window, window_layers=letters)
+    for layout, engine, model, window, letters in (
+        (DP2, DDP, "mixtral", 5, None),
+        (DP2, FSDP, "qwen2_moe", 16, "SL"),
+        (DP2, Engine(name=_ZERO, zero_stage=3), "qwen3_moe", 5, None),
+        (PP2, zero(1), "dots1", 5, "LLS"),
+        (DP2, _HF, "qwen2_moe", 16, "SL"),
+    )
+]
 _EDGES = [
     of_experts(DP1, DDP, "moe of all"),
     of_experts(DP2, FSDP, "moe of shared"),
@@ -88,7 +99,7 @@ _EDGES = [
     of_experts(DP2, Engine(name=_ZERO, zero_stage=3), "dots1", idle=4),
 ]
 _LAID = [of_experts(layout, engine, **_AIMS[aim]) for layout, engine, aims in WAYS for aim in aims]
-EXPERTS = list(dict.fromkeys([*OF_FAMILIES, *_LAID, *RECOMPUTED, *_TECHNIQUES, *_DOCUMENTS, *_EDGES]))
+EXPERTS = list(dict.fromkeys([*OF_FAMILIES, *_LAID, *RECOMPUTED, *_TECHNIQUES, *_DOCUMENTS, *_WINDOWS, *_EDGES]))
 NEAR_EXPERTS = [
     of_experts(layout, engine, model, dtype=dtype, balance="bias" if model == "glm4_moe" else "loss")
     for layout, engine, model, dtype in (
@@ -117,6 +128,7 @@ SHORT_EXPERTS = {
     of_experts(CP2, DDP, **_ADDED),
     of_experts(DP1, DDP, "glm4_moe", balance="bias"),
     *BROKEN_EXPERTS[1:3],
+    *_WINDOWS[:2],
 }
 assert {*EXPERTS, *NEAR_EXPERTS, *BROKEN_EXPERTS} >= SHORT_EXPERTS
 
@@ -134,7 +146,8 @@ def find_seed(case: Case) -> int:
     """The first seed with which no decision of the case is close, in four steps or in ten."""
     from tests.distributed.reference import reference
 
-    counts = (STEPS, TEN) if case.balance == "bias" else (STEPS,)
+    steps = case.resolved.train.steps
+    counts = (steps, TEN) if case.balance == "bias" else (steps,)
     return next(
         seed
         for seed in range(1, 1000)

@@ -57,6 +57,10 @@ _SEEDS = {
     "qwen3_moe adamw clip0.25 documents": 2,
     "qwen3_moe sgd documents balance=loss z-loss": 2,
     "dots1 adamw clip0.25 idle=1": 3,
+    "mixtral adamw clip0.25 window5 all": 16,
+    "qwen2_moe adamw clip0.25 window16 SL": 6,
+    "qwen3_moe adamw clip0.25 window5 all": 14,
+    "dots1 adamw clip0.25 window5 LLS": 3,
 }
 
 

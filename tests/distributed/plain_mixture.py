@@ -74,6 +74,13 @@ def _config(shape: ModelShape, family: str) -> Any:
         assert family != "olmoe" or not shape.head_dim
         keys["norm_topk_prob"] = shape.norm_topk
         keys |= {} if family in ("olmoe", "mixtral") else {"moe_intermediate_size": expert}
+    if shape.window:
+        keys |= {"sliding_window": shape.window, "use_sliding_window": True}
+        letters = [
+            (shape.window_layers or "S")[layer % len(shape.window_layers or "S")] for layer in range(shape.layers)
+        ]
+        names = {"S": "sliding_attention", "L": "full_attention"}
+        keys |= {"layer_types": [names[one] for one in letters]} if family in ("qwen2_moe", "dots1") else {}
     if family == "qwen2_moe":
         keys |= {"shared_expert_intermediate_size": shape.shared_ffn, "qkv_bias": shape.bias == "qkv"}
     return CONFIG_MAPPING[family](**keys)

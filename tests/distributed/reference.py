@@ -10,22 +10,26 @@ from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.tensor_parallel import full_name
-from tests.distributed.equality_cases import EVALUATION, STEPS, whole_batch
+from tests.distributed.equality_cases import EVALUATION, whole_batch
 from tests.distributed.plain_gpt import PlainRun, train_plainly
 
 
-def reference(resolved: Resolved, steps: int = STEPS, idle: int = 0) -> PlainRun:
-    """So many steps in one plain PyTorch process, in fp32 whatever the dtype; see `train_plainly`."""
+def reference(resolved: Resolved, steps: int | None = None, idle: int = 0) -> PlainRun:
+    """So many steps, by default all, in one plain PyTorch process, in fp32 whatever the dtype; see `train_plainly`."""
     return _reference(
-        resolved.model, replace(resolved.train, dtype="fp32", optimizer_mode=None), steps, resolved.data.end_token, idle
+        resolved.model,
+        replace(resolved.train, dtype="fp32", optimizer_mode=None),
+        steps or resolved.train.steps,
+        resolved.data.end_token,
+        idle,
     )
 
 
 @cache
 def _reference(shape: ModelShape, train: Train, steps: int, end: int | None, idle: int) -> PlainRun:
-    batches = [whole_batch(step, end) for step in range(steps)]
+    batches = [whole_batch(step, end, shape.seq) for step in range(steps)]
     initial = initial_weights(shape, train.seed)
-    return train_plainly(shape, train, initial, batches, whole_batch(EVALUATION, end), end=end, idle=idle)
+    return train_plainly(shape, train, initial, batches, whole_batch(EVALUATION, end, shape.seq), end=end, idle=idle)
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hpc_gpt.core.engines import engines
-from tests.distributed.equality_cases import STEPS, Case, plainer, zero
+from tests.distributed.equality_cases import Case, plainer, zero
 from tests.distributed.equality_table import table_task
 from tests.distributed.experts_table import (
     BROKEN_EXPERTS,
@@ -55,7 +55,7 @@ def test_experts_equal_one_plain_process(case: Case, launch_of: LaunchOf, table:
     far, figures = compare(case, launch_of, table)
     assert far.exact(), f"{far}: {flipped(case, figures)}"
     has_ours = engines()[case.engine.name].trains_our_model
-    assert len(figures["balance"]) == STEPS * has_ours
+    assert len(figures["balance"]) == case.resolved.train.steps * has_ours
     for step, (ours, theirs) in enumerate(zip(figures["balance"], plain.balance, strict=False)):
         assert ours == pytest.approx(theirs, rel=1e-5), f"balance loss, load and dead experts in step {step}"
     assert all(dead == case.idle * len(plain.biases) for *_, dead in plain.balance) or not case.idle

@@ -227,7 +227,7 @@ def train_case(folder: Path, case: Case) -> dict[str, Any]:
             assert buffer.dtype is torch.float32
             buffer[: case.idle] = NEVER
     results, balances, kept = [], [], 0
-    for step in range(STEPS):
+    for step in range(resolved.train.steps):
         result = engine.train_step(iter(micro_batches(resolved, engine.dp_rank, step, engine.context.part)))
         results.append((float(result.loss), float(result.grad_norm), result.lr, bool(result.skipped)))
         balances += [] if result.balance is None else [result.balance.tolist()]

@@ -11,8 +11,9 @@ from hpc_gpt.trainer.engines.attention import prepare_attention
 from hpc_gpt.trainer.engines.optimizer import whole_norm
 from hpc_gpt.trainer.engines.protocol import TrainingEngine
 from hpc_gpt.trainer.model.attention import last_mask
-from hpc_gpt.trainer.model.documents import Boundaries, masked, packed
+from hpc_gpt.trainer.model.documents import Boundaries, Documents
 from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.sight import Sight, masks_of
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.preflight import measurements
 from tests.trainer.model.test_gpt import SMALL
@@ -25,7 +26,7 @@ TOKENS = torch.zeros(2, SMALL.seq, dtype=torch.int64)
 def step(**techniques: Any) -> Callable[[], Any]:
     """A step of a model that is there."""
     model = Gpt(SMALL, 1, techniques=Techniques(**techniques)).to(META)
-    prepare_attention(model, False, META)
+    prepare_attention(model, SimpleNamespace(expands=False, last=None), META)
     tokens = TOKENS.to(META)
     return lambda: model(tokens, tokens).backward()
 
@@ -44,8 +45,9 @@ ROWS: dict[str, Callable[[], Any]] = {
     "a step with a loss in one pass": step(one_pass_loss=True, loss_chunks=3),
     "a step of tiles, recomputed": step(tiles=2, recompute="full"),
     "an evaluation": evaluate,
-    "documents by a mask": lambda: masked(BOUNDARIES, None, torch.float32),
-    "documents in a row": lambda: packed(BOUNDARIES, None, SimpleNamespace(), 8),
+    "documents": lambda: Documents.of(BOUNDARIES, None, Sight()),
+    "a mask of documents": lambda: masks_of(SMALL.seq, None, torch.float32, META, BOUNDARIES.starts),
+    "masks of a window": lambda: masks_of(SMALL.seq, 3, torch.float32, META),
     "a mask of the last queries": lambda: last_mask(torch.empty(4, 8, device=META), torch.empty(8, 8, device=META)),
     "a norm": lambda: whole_norm(torch.ones(3, device=META), None, META),
 }

@@ -89,7 +89,7 @@ def packs(**changes: Any) -> Callable[[], Any]:
     resolved = asking("flash")
     asked = replace(resolved, **{name: replace(getattr(resolved, name), **each) for name, each in changes.items()})
     kernels = AttentionKernels(resolved, CPU)
-    return lambda: kernels._pack(asked, CUDA)
+    return lambda: kernels._pack(asked, CUDA, asked.model.window)
 
 
 def resumes(resolved: Resolved, before: Resolved = SAVED) -> Callable[[Path], Any]:

@@ -26,6 +26,8 @@ class KeyRules:
     `check`: raises ConfigError for a text that has no meaning.
     `site_may_set`: the key belongs to one cluster, so a run that resumes on another one drops it.
     `of_our_loop`: another program does not follow the key.
+    `part`: the part that the key gives a model, in words, which Llama's and GPT-2's kind of model does not have;
+    `without`: values with which it gives none. `trains`: whether our own model has it; if not, it is for a plan alone.
     `defaults`: its default, and other values that mean the same. A key with one of them is neither in the text of
     resolved.json nor in `config_hash`, so that neither changes with keys that are added later.
     """
@@ -40,6 +42,9 @@ class KeyRules:
     check: Callable[[str], object] | None = None
     site_may_set: bool = False
     of_our_loop: bool = False
+    part: str = ""
+    without: tuple[Any, ...] = (None, False, 0)
+    trains: bool = True
     branch: bool = False
     defaults: tuple[Any, ...] = ()
 

@@ -77,13 +77,14 @@ class NormShape:
 @dataclass(frozen=True)
 class LayerKind:
     """`count` layers that are alike: the matrices of one, in the order of its forward pass, its norms, and its sinks, a
-    parameter each."""
+    parameter each. `window`: keys that a token attends to, its own included; None: all before it, too."""
 
     name: Literal["dense", "experts"]
     count: int
     matrices: tuple[Matrix, ...]
     norms: tuple[NormShape, ...]
     sinks: int = 0
+    window: int | None = None
 
     @cached_property
     def routed(self) -> tuple[Matrix, ...]:

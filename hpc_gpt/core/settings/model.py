@@ -6,7 +6,7 @@ from pathlib import Path
 
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.settings.model_keys import Model
-from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.model_shape import ModelShape, shortest_pattern
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.rules.shape import check_shape
 
@@ -39,6 +39,9 @@ def stated_shape(model: Model) -> ModelShape:
                 f"model lacks {', '.join(missing)}, and names no preset", 'set model.preset = "gpt2", or give the sizes'
             )
         shape = ModelShape(**sizes)
+    if shape.window and (letters := shape.window_layers) and len(letters) <= shape.layers:
+        whole = letters * -(-shape.layers // len(letters))
+        shape = replace(shape, window_layers=shortest_pattern(whole[: shape.layers]))
     return shape
 
 

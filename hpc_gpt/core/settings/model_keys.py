@@ -74,13 +74,15 @@ class Model:
     "Lowers the rotation's frequencies for sequences longer than those of the first training; see [model.rope_scaling]."
     bias: Bias | None = key(None, resume="never", affects=("speed",))
     "Linear layers with a bias: all, only query, key and value (qkv), or none; by default all."
-    qk_norm: bool | Literal["width"] | None = key(None, resume="never", affects=("speed",))
+    qk_norm: bool | Literal["width"] | None = key(
+        None, resume="never", affects=("speed",), part="a norm of all queries as one", without=(None, False, True)
+    )
     "RMSNorm of queries and keys before the rotation: of each head (true), or of all heads as one (width)."
     nope_every: int | None = key(None, resume="never", affects=("speed",))
     "Every n-th layer has no rotation, n at least 2; by default every layer has one; for example 4."
     pad_token: int | None = key(None, resume="never", affects=("schedule",))
     "Token whose embedding row gets no gradient; by default the pad_token_id of config.json, if it has one."
-    experts: int | None = key(None, resume="never", affects=("speed",))
+    experts: int | None = key(None, resume="never", affects=("speed",), part="experts")
     "Experts of a layer, 2 or more; by default none; [model] ffn is then the width of dense layers; for example 128."
     experts_per_token: int | None = key(None, resume="never", affects=("speed",))
     "Experts that each token is sent to, at most experts; for example 8."
@@ -106,21 +108,27 @@ class Model:
     "Factor of the weights of a token's experts, above 0; by default 1; for example 2.5."
     router_dtype: Literal["fp32"] | None = key(None, resume="never", affects=("speed",))
     'Numbers in which a softmax router multiplies, "fp32" or by default train.dtype; a sigmoid router always has fp32.'
-    rotated: float | None = key(None, resume="never", affects=("speed",))
+    rotated: float | None = key(
+        None, resume="never", affects=("speed",), part="heads that are rotated in part", without=(None, 1)
+    )
     "Share of each head that is rotated, above 0 and at most 1; by default 1; GLM-4.5 has 0.5."
-    q_lora: int | None = key(None, resume="never", affects=("speed",))
+    q_lora: int | None = key(None, resume="never", affects=("speed",), trains=False)
     "Rank of the queries in DeepSeek's attention; by default they have a whole matrix; plan only; for example 1536."
-    kv_lora: int | None = key(None, resume="never", affects=("speed",))
+    kv_lora: int | None = key(
+        None, resume="never", affects=("speed",), part="DeepSeek's attention (model.kv_lora)", trains=False
+    )
     "Rank of keys and values in DeepSeek's attention, which this key chooses; plan only; for example 512."
-    qk_rope: int | None = key(None, resume="never", affects=("speed",))
+    qk_rope: int | None = key(None, resume="never", affects=("speed",), trains=False)
     "Rotated part of head_dim in DeepSeek's attention, shared by the keys of all heads; plan only; for example 64."
-    v_head: int | None = key(None, resume="never", affects=("speed",))
+    v_head: int | None = key(None, resume="never", affects=("speed",), trains=False)
     "Width of a head's values in DeepSeek's attention; by default head_dim; plan only; for example 128."
-    window: int | None = key(None, resume="never", affects=("speed",))
-    "Keys that a token attends to in layers with a window; by default no layer has one; plan only; for example 128."
-    window_every: int | None = key(None, resume="never", affects=("speed",))
-    "Every n-th layer has the window, from the first on; by default all; plan only; for example 2."
-    sinks: bool | None = key(None, resume="never", affects=("speed",))
+    window: int | None = key(None, resume="never", affects=("speed",), part="layers with a window")
+    "Tokens that a token sees in layers with a window, itself included; by default no layer has one; for example 128."
+    window_layers: str | None = key(None, resume="never", affects=("speed",))
+    'Layers with the window, a letter each, in turn: S has it, L attends to all; by default all have it; e.g. "SSSL".'
+    sinks: bool | None = key(None, resume="never", affects=("speed",), part="heads with sinks", trains=False)
     "Whether each head has a sink, a score without a value, as in gpt-oss; by default false; plan only."
-    mtp_layers: int | None = key(None, resume="never", affects=("speed",))
+    mtp_layers: int | None = key(
+        None, resume="never", affects=("speed",), part="MTP layers (model.mtp_layers)", trains=False
+    )
     "Further layers that predict later tokens (DeepSeek's MTP), not counted as parameters; by default 0; plan only."

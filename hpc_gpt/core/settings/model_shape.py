@@ -5,8 +5,9 @@ from dataclasses import asdict, dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
+from hpc_gpt.core.settings.key_rules import key_rules
 from hpc_gpt.core.settings.layer_kinds import LayerKind, Matrix, NormShape
-from hpc_gpt.core.settings.model_keys import Bias, MlpKind, NormKind, Positions, RopeScaling, Router
+from hpc_gpt.core.settings.model_keys import Bias, MlpKind, Model, NormKind, Positions, RopeScaling, Router
 
 
 @dataclass(frozen=True)
@@ -14,12 +15,13 @@ class ModelShape:
     """The shape of a decoder with a norm before attention and MLP. By default the fields after `vocab_multiple` are
     GPT-2's: learned positions, GELU, biases everywhere.
 
-    Its layers are of one kind, or of two in a mixture of experts whose first `dense_layers` have none. A kind is a list
-    of matrices and norms; parameters, bytes and FLOPs follow from it, each computed once, as a search asks for them a
-    hundred thousand times. `vocab` is the size of the tokenizer's vocabulary; the embedding has `padded_vocab` rows,
-    the next multiple of `vocab_multiple`. `kv_heads`, `head_dim` and `ffn` are None if they follow from the other sizes
-    (`key_heads`, `head_width`, `mlp_width`). `rotates` is false in every `nope_every`-th layer. The embedding gives no
-    gradient to the row of `pad_token`, as transformers' classes of Llama's kind do; a tied head does give it one.
+    Its layers are of one kind, or of two in a mixture of experts whose first `dense_layers` have none; of twice as
+    many if only some have a window (`window_layers`). A kind is a list of matrices and norms; parameters, bytes and
+    FLOPs follow from it, each computed once, as a search asks for them a hundred thousand times. `vocab` is the size
+    of the tokenizer's vocabulary; the embedding has `padded_vocab` rows, the next multiple of `vocab_multiple`.
+    `kv_heads`, `head_dim` and `ffn` are None if they follow from the other sizes (`key_heads`, `head_width`,
+    `mlp_width`). `rotates` is false in every `nope_every`-th layer. The embedding gives no gradient to the row of
+    `pad_token`, as transformers' classes of Llama's kind do; a tied head does give it one.
 
     With `kv_lora` attention is DeepSeek's (Liu et al. 2024, arXiv:2405.04434, section 2.1). No parameter count has the
     `mtp_layers`; the counts of work have them: each is a layer of the last kind, a projection of [h, 2 h] and the head.
@@ -65,7 +67,7 @@ class ModelShape:
     qk_rope: int | None = None
     v_head: int | None = None
     window: int | None = None
-    window_every: int | None = None
+    window_layers: str | None = None
     sinks: bool = False
     mtp_layers: int = 0
 
@@ -107,8 +109,24 @@ class ModelShape:
         """Keys that a token attends to, the mean over the layers; None without a window."""
         if self.window is None:
             return None
-        with_window = -(-self.layers // (self.window_every or 1))
-        return self.seq + with_window * (min(self.window, self.seq) - self.seq) / self.attention_layers
+        keys = sum(kind.count * (kind.window or self.seq) for kind in self.kinds)
+        return (keys + self.mtp_layers * self.seq) / self.attention_layers
+
+    @property
+    def windowed(self) -> int:
+        """The number of layers with a window; one of the sequence is none."""
+        return self._windows_before(self.layers)
+
+    def window_of(self, layer: int) -> int | None:
+        """Keys that a token attends to in the layer, counted from 0: its own and those before; None: all of them."""
+        return self.window if self._windows_before(layer + 1) > self._windows_before(layer) else None
+
+    def _windows_before(self, layer: int) -> int:
+        """The number of layers with a window before this one."""
+        if self.window is None or self.window >= self.seq:
+            return 0
+        letters = self.window_layers or "S"
+        return layer // len(letters) * letters.count("S") + letters[: layer % len(letters)].count("S")
 
     @property
     def mlp_width(self) -> int:
@@ -154,23 +172,32 @@ class ModelShape:
     @property
     def special_keys(self) -> tuple[str, ...]:
         """The keys of [model] that give it a part which Llama's and GPT-2's kind of model does not have."""
-        parts = ("experts", "kv_lora", "window", "sinks", "mtp_layers")
-        keys = [key for key in parts if getattr(self, key) not in (None, False, 0)]
-        return (*keys, *["rotated"] * (self.rotated != 1), *["qk_norm"] * (self.qk_norm == "width"))
+        return tuple(name for name, without in _PARTS.items() if getattr(self, name) not in without)
 
     @cached_property
     def kinds(self) -> tuple[LayerKind, ...]:
-        """The kinds of layers with their counts, in the order of the layers; none has the count 0."""
+        """The kinds of layers with their counts, in the order of their first layers; none has the count 0."""
         return _kinds(self)
 
     def kind_of(self, layer: int) -> LayerKind:
         """The kind of a layer, counted from 0."""
-        return self.kinds[0] if layer < self.kinds[0].count else self.kinds[-1]
+        return self.kinds[self.kind_counts(layer, 1).index(1)]
 
     def kind_counts(self, first: int, count: int) -> tuple[int, ...]:
         """The number of layers of each kind among `count` layers from the layer `first` on."""
-        dense = min(max(self.kinds[0].count - first, 0), count)
-        return (dense, count - dense)[: len(self.kinds)]
+        end, dense = first + count, self._dense
+        routed = max(first, min(dense, end))
+        ends = {"dense": (first, routed), "experts": (routed, end)}
+        return tuple(self._count(*ends[kind.name], kind.window) for kind in self.kinds)
+
+    def _count(self, first: int, end: int, window: int | None) -> int:
+        sliding = self._windows_before(end) - self._windows_before(first)
+        return sliding if window else end - first - sliding
+
+    @property
+    def _dense(self) -> int:
+        """The number of layers without experts."""
+        return self.dense_layers if self.is_mixture else self.layers
 
     @property
     def parameter_names(self) -> list[str]:
@@ -187,8 +214,8 @@ class ModelShape:
     @property
     def buffer_names(self) -> list[str]:
         """The names of what a checkpoint has besides parameters: the biases of the routers' choice."""
-        first = self.layers - self.kinds[-1].count
-        return [f"blocks.{number}.router.choice_bias" for number in range(first, self.layers) if self.router_bias]
+        layers = range(self._dense, self.layers)
+        return [f"blocks.{number}.router.choice_bias" for number in layers if self.router_bias]
 
     @cached_property
     def outer_norms(self) -> tuple[NormShape, ...]:
@@ -261,6 +288,17 @@ class ModelShape:
         return {name: value for name, value in table.items() if name not in later or value != _DEFAULTS[name]}
 
 
+def shortest_pattern(letters: str) -> str | None:
+    """`window_layers` for the letters of all layers: as few as give them in turn; None if all have the window.
+
+    >>> shortest_pattern("SSLSSL"), shortest_pattern("LLS"), shortest_pattern("SS")
+    ('SSL', 'LLS', None)
+    """
+    counts = range(1, len(letters) + 1)
+    pattern = next(letters[:count] for count in counts if (letters[:count] * len(letters)).startswith(letters))
+    return None if pattern == "S" else pattern
+
+
 def _names(layer: str, bias: bool) -> list[str]:
     return [f"{layer}.weight", f"{layer}.bias"] if bias else [f"{layer}.weight"]
 
@@ -277,18 +315,24 @@ def _block_names(kind: LayerKind) -> Iterator[str]:
 
 
 _DEFAULTS = {entry.name: entry.default for entry in fields(ModelShape)}
+# {key that gives a model a part of its own: values with which it does not}
+_PARTS = {name: rules.without for name, rules in key_rules(Model).items() if rules.part}
 
 
 @lru_cache(maxsize=4096)
 def _kinds(shape: ModelShape) -> tuple[LayerKind, ...]:
-    attention, norms = tuple(_attention(shape)), tuple(_norms(shape))
-    sinks, dense = shape.heads if shape.sinks else 0, shape.dense_layers if shape.is_mixture else shape.layers
-    experts = (*attention, *_experts(shape)) if shape.is_mixture else ()
-    kinds = (
-        LayerKind("dense", dense, (*attention, *_mlp(shape, "", shape.mlp_width)), norms, sinks),
-        LayerKind("experts", shape.layers - dense, experts, norms, sinks),
-    )
-    return tuple(kind for kind in kinds if kind.count) or kinds[:1]
+    attention, norms, sinks = tuple(_attention(shape)), tuple(_norms(shape)), shape.heads if shape.sinks else 0
+    dense = (*attention, *_mlp(shape, "", shape.mlp_width))
+    routed = (*attention, *_experts(shape)) if shape.is_mixture else ()
+    found = [
+        LayerKind(name, shape._count(first, end, window), matrices, norms, sinks, window)
+        for name, first, end, matrices in (
+            ("dense", 0, shape._dense, dense),
+            ("experts", shape._dense, shape.layers, routed),
+        )
+        for window in dict.fromkeys((shape.window, None))
+    ]
+    return tuple(kind for kind in found if kind.count > 0) or (LayerKind("dense", 0, dense, norms, sinks),)
 
 
 def _attention(shape: ModelShape) -> Iterator[Matrix]:
@@ -346,9 +390,14 @@ def _norms(shape: ModelShape) -> Iterator[NormShape]:
 
 def architectures_of(shape: ModelShape) -> tuple[str, ...]:
     """The classes of transformers that have this shape, the usual one first; empty if there is none."""
-    if shape.is_mixture:
-        return tuple(_mixtures_of(shape))
-    if shape.special_keys:
+    from hpc_gpt.core.weights.windows import holds_windows  # it needs this module
+
+    classes = _mixtures_of(shape) if shape.is_mixture else _dense_classes(shape)
+    return tuple(name for name in classes if holds_windows(name, shape))
+
+
+def _dense_classes(shape: ModelShape) -> tuple[str, ...]:
+    if {*shape.special_keys} - {"window"}:
         return ()
     is_whole = shape.key_heads == shape.heads and shape.query_width == shape.hidden and not shape.qk_norm
     if (shape.mlp, shape.norm, shape.positions) == ("gelu", "layernorm", "learned"):
@@ -389,7 +438,7 @@ CLASSES_OF_MIXTURES = {
 def _mixtures_of(shape: ModelShape) -> Iterator[str]:
     """The classes of a mixture of experts. None has groups of one expert; each either lacks shared experts or cannot do
     without them."""
-    if {*shape.special_keys} - {"experts", "rotated", "qk_norm"} or shape.embedding_norm:
+    if {*shape.special_keys} - {"experts", "rotated", "qk_norm", "window"} or shape.embedding_norm:
         return
     whole = shape.shared_ffn is not None and shape.shared_ffn % (shape.expert_ffn or 1) == 0
     in_groups = (shape.experts or 0) // (shape.expert_groups or 1) > 1

@@ -123,7 +123,7 @@ _BY_LOAD: dict[str, Any] = {"router": "sigmoid", "router_bias": True, "norm_topk
 _GLM45: dict[str, Any] = _BY_LOAD | {"qk_norm": True, "bias": "qkv", "rope_theta": 1e6, "rotated": 0.5}
 _MLA: dict[str, Any] = _BY_LOAD | {"q_lora": 1536, "kv_lora": 512, "qk_rope": 64, "v_head": 128, "norm_eps": 1e-6}
 _GPT_OSS: dict[str, Any] = {"rope_theta": 150000.0, "bias": "all", "router": "topk-softmax", "sinks": True}
-_GPT_OSS |= {"window": 128, "window_every": 2}
+_GPT_OSS |= {"window": 128, "window_layers": "SL"}
 _OTHERS |= {
     "qwen3-30b-a3b": _mixture(2048, 48, 32, 4, 128, 151936, 4096, **_experts(128, 8, 768), **_QWEN3_MOE),
     "qwen3-235b-a22b": _mixture(4096, 94, 64, 4, 128, 151936, 4096, **_experts(128, 8, 1536), **_QWEN3_MOE),

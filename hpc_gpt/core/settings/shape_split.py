@@ -210,6 +210,14 @@ def context_fault(
             return split_fault(
                 "cp and kv_heads do not divide each other", f"cp {cp} and {of_tp}: neither divides the other", otherwise
             )
+    elif exchange == "keys" and shape.windowed:
+        way = ', or engine.cp_exchange = "heads"' * _divides(shape, tp, cp, "heads", sequence_parallel)
+        return split_fault(
+            "a window needs whole samples",
+            f'engine.cp_exchange is "keys", which gives a rank some of the queries, but {shape.windowed} layers have '
+            f"model.window {shape.window}, whose kernels take whole samples",
+            f"use --cp 1{way}",
+        )
     parts = cp if exchange == "heads" else 2 * cp
     product = f"cp {cp}" if exchange == "heads" else f"2 x cp {cp} = {parts}"
     if not seq % parts and sequence_parallel and seq % (cp * tp):
@@ -232,6 +240,8 @@ def _divides(shape: ModelShape, tp: int, cp: int, exchange: CpExchange, sequence
     """Whether `cp` ranks can share a sample equally, and with "heads" also the query heads and whole key heads."""
     heads, keys = _heads_on(shape, tp)
     if exchange == "heads" and (heads % cp or (keys % cp and cp % keys)):
+        return False
+    if exchange == "keys" and shape.windowed:
         return False
     parts = cp if exchange == "heads" else 2 * cp
     return shape.seq % parts == 0 and not (sequence_parallel and shape.seq % (cp * tp))

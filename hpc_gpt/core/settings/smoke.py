@@ -202,7 +202,8 @@ def _small_parts(real: ModelShape, layers: int, tp: int) -> dict[str, Any]:
             "v_head": 16,
         }
     if real.window is not None:
-        parts["window"] = min(real.window, SEQ // 4)
+        both = "L" in (real.window_layers or "") and layers > 1
+        parts |= {"window": min(real.window, SEQ // 4), "window_layers": "SL" if both else None}
     return parts
 
 

@@ -27,6 +27,7 @@ from hpc_gpt.core.weights.config_keys import (
 )
 from hpc_gpt.core.weights.config_mixtures import mixture_keys, read_mixture
 from hpc_gpt.core.weights.config_rotation import FIGURES, IN_PART, read_rotation
+from hpc_gpt.core.weights.windows import kept_windows, read_windows, window_keys
 
 
 def read_config(path: Path, seq: int | None = None) -> ModelShape:
@@ -141,7 +142,6 @@ def _read_llama(keys: Keys, kind: str, seq: int | None) -> ModelShape:
     seq = seq or min(length, LONGEST)
     theta, scaling = read_rotation(keys, kind)
     nope_every = _read_layers_without_rotation(keys, layers) if kind == "smollm3" else None
-    _check_window(keys, kind, layers, seq, nope_every)
     return ModelShape(
         hidden=hidden,
         layers=layers,
@@ -161,6 +161,7 @@ def _read_llama(keys: Keys, kind: str, seq: int | None) -> ModelShape:
         rope_scaling=scaling,
         qk_norm=kind == "qwen3",
         nope_every=nope_every,
+        **read_windows(keys, kind, layers, seq, nope_every),
     )
 
 
@@ -188,30 +189,6 @@ def _read_bias(keys: Keys, kind: str) -> str:
         name = "attention_bias" if attention else "mlp_bias"
         keys.refuse(name, "but the other of attention_bias and mlp_bias is not: biases are in all layers, or in none")
     return "all" if attention else "none"
-
-
-def _check_window(keys: Keys, kind: str, layers: int, seq: int, nope_every: int | None) -> None:
-    """Refuses attention over a window that is shorter than `seq`, in any layer."""
-    types = keys.layer_types(layers)
-    if kind == "llama":
-        return
-    window = keys.take("sliding_window", int)
-    if "sliding_window" not in keys.config and kind != "smollm3":
-        window = 4096
-    slides = window is not None
-    if kind != "mistral":
-        slides = keys.take("use_sliding_window", bool, False) and slides
-        if types is not None and "sliding_attention" in types and not slides:
-            keys.refuse("layer_types", "but every layer here attends to all earlier tokens")
-        if types is not None:
-            slides = slides and "sliding_attention" in types
-        elif kind == "smollm3":
-            slides = slides and nope_every is not None
-        else:
-            slides = slides and keys.take("max_window_layers", int, 28) < layers
-    if slides and window is not None and window < seq:
-        origin = "" if "sliding_window" in keys.config else f" (not given; its class has {window})"
-        keys.refuse("sliding_window", f"a window shorter than model.seq {seq}{origin}", f"use --seq {window} or less")
 
 
 _NOPE_EVERY = 4  # SmolLM3's default interval
@@ -253,10 +230,7 @@ def _tokens_of(kind: str) -> dict[str, int | None]:
     return dict(zip(_TOKENS, _OWN_TOKENS.get(kind, (None, None, None)), strict=True))
 
 
-# Classes whose windows no key switches off.
-_WITH_WINDOWS = ("mistral", "mixtral", "dots1")
 _OF_BALANCE = ("output_router_logits", "router_aux_loss_coef")
-_OF_WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 GENERATION = "generation_config.json"
 
 
@@ -282,12 +256,9 @@ def init_config_in(path: Path) -> InitConfig:
     config_keys: dict[str, Any] = {key: config.get(key, defaults[key]) for key in _TOKENS}
     if kind != "gpt2" and config.get("max_position_embeddings") is not None:
         config_keys["max_position_embeddings"] = config["max_position_embeddings"]
-    if kind in _WITH_WINDOWS or config.get("use_sliding_window"):
-        config_keys |= {key: config[key] for key in _OF_WINDOWS if key in config}
+    config_keys |= kept_windows(config, kind)
     if kind in MIXTURES:
         config_keys |= {key: config[key] for key in _OF_BALANCE if key in config}
-    if kind == "mistral":
-        config_keys.setdefault("sliding_window", 4096)
     generation = None
     if (path / GENERATION).is_file():
         with contextlib.suppress(ConfigError):
@@ -342,20 +313,17 @@ def config_of(shape: ModelShape, vocab: int | None = None, begun: InitConfig | N
         "rope_parameters": {"rope_theta": shape.rope_theta, **scaling},
         "attention_dropout": 0.0,
     }
-    if kind == "mistral":
-        config |= {"sliding_window": None}
     if kind == "llama":
         config |= {"attention_bias": shape.bias == "all", "mlp_bias": shape.bias == "all"}
     if kind == "smollm3":
         rotated = [int(shape.rotates(layer)) for layer in range(shape.layers)]
         config |= {"no_rope_layers": rotated, "no_rope_layer_interval": shape.nope_every or _NOPE_EVERY}
-    if kind in ("qwen2", "qwen3", "smollm3"):
-        config |= {"use_sliding_window": False}
     if shape.is_mixture:
         config |= mixture_keys(shape, kind)
-    if name == begun.architecture:
-        config |= {key: begun.config[key] for key in (*_OF_WINDOWS, *_OF_BALANCE) if key in begun.config}
-    return config | common
+    is_begun = name == begun.architecture
+    if is_begun:
+        config |= {key: begun.config[key] for key in _OF_BALANCE if key in begun.config}
+    return config | window_keys(shape, kind, begun.config if is_begun else {}) | common
 
 
 def _gpt2_config(shape: ModelShape) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from hpc_gpt.core.settings.model_keys import Bias, Router
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.weights.config_keys import LONGEST, Keys
 from hpc_gpt.core.weights.config_rotation import read_rotation
+from hpc_gpt.core.weights.windows import read_windows
 
 
 @dataclass(frozen=True)
@@ -31,8 +32,7 @@ class _Family:
 
 _NEEDED: Any = object()
 _SIGMOID: Router = "sigmoid"
-_OF_QWEN = {"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": None, "sliding_window": 4096,
-            "use_sliding_window": False}  # fmt: skip
+_OF_QWEN = {"norm_topk_prob": False, "decoder_sparse_step": 1, "mlp_only_layers": None}
 _OF_DEEPSEEK = {"n_group": 1, "topk_group": 1, "attention_bias": False, "n_shared_experts": 1, "norm_topk_prob": False,
                 "first_k_dense_replace": 0, "routed_scaling_factor": 1.0, "moe_intermediate_size": 1408}  # fmt: skip
 _OF_PLANNED = _OF_DEEPSEEK | {"moe_layer_freq": 1, "num_nextn_predict_layers": 0}
@@ -41,21 +41,21 @@ _FAMILIES = {
         **_OF_QWEN, "num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
         "moe_intermediate_size": 768, "attention_bias": False}, qk_norm=True),
     "qwen2_moe": _Family({
-        **_OF_QWEN, "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "max_window_layers": 28,
+        **_OF_QWEN, "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
         "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632, "qkv_bias": True}, bias="qkv"),
     "mixtral": _Family({
-        "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2, "sliding_window": None,
+        "num_key_value_heads": 8, "num_local_experts": 8, "num_experts_per_tok": 2,
         "router_jitter_noise": 0.0}, norm_topk=True, norm_eps=1e-5),
     "olmoe": _Family({
         "num_key_value_heads": None, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False,
-        "attention_bias": False, "sliding_window": None, "clip_qkv": None}, norm_eps=1e-5, qk_norm="width"),
+        "attention_bias": False, "clip_qkv": None}, norm_eps=1e-5, qk_norm="width"),
     "glm4_moe": _Family({
         **_OF_DEEPSEEK, "num_key_value_heads": 8, "n_routed_experts": 128, "num_experts_per_tok": 8,
         "first_k_dense_replace": 1, "norm_topk_prob": True, "use_qk_norm": False,
         "num_nextn_predict_layers": 0}, _SIGMOID, norm_eps=1e-5),
     "dots1": _Family({
         **_OF_DEEPSEEK, "num_key_value_heads": 32, "n_routed_experts": _NEEDED, "num_experts_per_tok": _NEEDED,
-        "n_shared_experts": _NEEDED, "sliding_window": 4096, "max_window_layers": 62}, _SIGMOID, qk_norm=True),
+        "n_shared_experts": _NEEDED}, _SIGMOID, qk_norm=True),
     "deepseek_v2": _Family({
         **_OF_PLANNED, "n_routed_experts": 64, "num_experts_per_tok": _NEEDED, "moe_intermediate_size": 1407,
         "n_shared_experts": 2, "topk_method": "greedy"}),
@@ -63,8 +63,8 @@ _FAMILIES = {
         **_OF_PLANNED, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
         "first_k_dense_replace": 3, "norm_topk_prob": True, "routed_scaling_factor": 2.5}, _SIGMOID),
     "gpt_oss": _Family({
-        "num_key_value_heads": 8, "num_local_experts": 128, "num_experts_per_tok": 4, "head_dim": 64,
-        "sliding_window": 128}, "topk-softmax", norm_eps=1e-5, bias="all"),
+        "num_key_value_heads": 8, "num_local_experts": 128, "num_experts_per_tok": 4, "head_dim": 64},
+        "topk-softmax", norm_eps=1e-5, bias="all"),
 }  # fmt: skip
 _DEEPSEEKS = ("deepseek_v2", "deepseek_v3")
 _NAMES_OF_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
@@ -118,7 +118,8 @@ def read_mixture(keys: Keys, kind: str, seq: int | None) -> ModelShape:
         mtp_layers=_take(keys, kind, "num_nextn_predict_layers", int, 0),
         **_heads(keys, kind, hidden, heads),
         **_experts(keys, kind, family, ffn),
-        **_window(keys, kind, layers, seq),
+        **read_windows(keys, kind, layers, seq),
+        sinks=kind == "gpt_oss",
     )
 
 
@@ -219,40 +220,12 @@ def _dense_layers(keys: Keys, kind: str, layers: int) -> int:
     return len(dense)
 
 
-def _window(keys: Keys, kind: str, layers: int, seq: int) -> dict[str, Any]:
-    """The fields of windows of attention, which gpt-oss has; refuses shorter ones than `seq` elsewhere."""
-    types, window = keys.layer_types(layers), keys.take("sliding_window", int)
-    if "sliding_window" not in keys.config:
-        window = _FAMILIES[kind].keys.get("sliding_window")
-    if kind == "gpt_oss":
-        types = types or ["full_attention" if layer % 2 else "sliding_attention" for layer in range(layers)]
-        sliding = [layer for layer, name in enumerate(types) if name == "sliding_attention"]
-        every = sliding[1] if len(sliding) > 1 else layers
-        if sliding and sliding != list(range(0, layers, every)):
-            keys.refuse("layer_types", "but here every n-th layer from the first on has a window")
-        with_window = {"window": window, "window_every": every if every > 1 else None} if sliding and window else {}
-        return with_window | {"sinks": True}
-    slides = _take(keys, kind, "use_sliding_window", bool, "sliding_window" in _FAMILIES[kind].keys)
-    name, window = "sliding_window", window if slides else None
-    if (first := _take(keys, kind, "max_window_layers", int)) is not None:  # a class with types of layers
-        if types is None:
-            slides = slides and (first > 0 if kind == "qwen2_moe" else window is not None and first < layers)
-        else:
-            name, slides = "layer_types", "sliding_attention" in types
-        window = (window or 0) if slides else None
-    if window is not None and window < seq:
-        absent = "" if name in keys.config else " (not given; that is its class's)"
-        keys.refuse(name, f"a window of {window} shorter than model.seq {seq}{absent}", f"use --seq {window} or less")
-    return {}
-
-
 def mixture_keys(shape: ModelShape, kind: str) -> dict[str, Any]:
     """The keys of a model type's file that Llama's lack, with their spelling on the hub."""
     of_class = _FAMILIES[kind].keys
     values = dict.fromkeys(_NAMES_OF_EXPERTS, shape.experts) | {
         "num_experts_per_tok": shape.experts_per_token, "moe_intermediate_size": shape.expert_ffn,
         "norm_topk_prob": shape.norm_topk, "routed_scaling_factor": shape.router_scale,
-        "sliding_window": None, "use_sliding_window": False,
         "decoder_sparse_step": 1, "mlp_only_layers": [*range(shape.dense_layers)],
         "first_k_dense_replace": shape.dense_layers, "shared_expert_intermediate_size": shape.shared_ffn,
         "n_shared_experts": (shape.shared_ffn or 0) // (shape.expert_ffn or 1),

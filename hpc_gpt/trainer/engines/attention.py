@@ -7,8 +7,8 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any
 
 import torch
 import torch.compiler.config
@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from torch.backends import cuda
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines import private_parts, torch_private
 from hpc_gpt.trainer.model.attention import Attention, rotation_of
 from hpc_gpt.trainer.model.context_parallel import ContextParallel
-from hpc_gpt.trainer.model.documents import Boundaries, Documents, masked, packed, packed_kernel
+from hpc_gpt.trainer.model.documents import Boundaries, Documents
+from hpc_gpt.trainer.model.sight import Sight, blocks_of, masks_of, packed_kernel
 
 _FLASH = SDPBackend.FLASH_ATTENTION
 _KERNELS = {
@@ -48,15 +50,16 @@ class AttentionKernels:
     torch itself puts it first, else after flash. Any other value means that kernel only. Torch takes the first kernel
     that it accepts. Raises ConfigError if it accepts none for the run's shape.
 
-    `chosen` is the name of the kernel that torch takes for this shape. A kernel that torch accepts may still fail in
-    its first pass, which ends the run; that depends on versions and card as well.
+    `chosen` is the name of the kernel that torch takes for this shape; with windows also that of theirs. A kernel that
+    torch accepts may still fail in its first pass, which ends the run; that depends on versions and card as well.
 
     `expands`: the kernel does not take grouped queries, so keys and values are repeated for it
     (`trainer.model.attention.mix`). If the model has grouped queries, the kernels that take them come first. `last`:
     the kernel for the last queries, for ranks that gather keys.
 
-    With data.mask_documents the flash kernel is torch's kernel for documents in a row, in 16 bits on a GPU from sm_80
-    on. On other devices a mask is added to the scores; on a GPU the other kernels take it.
+    With data.mask_documents and in layers with a window the flash kernel is torch's kernel for documents in a row, in
+    16 bits on a GPU from sm_80 on. Where it cannot run, "auto" takes FlexAttention for windows on such a GPU. Otherwise
+    a mask is added to the scores; on a GPU the other kernels take it.
     """
 
     def __init__(self, resolved: Resolved, device: torch.device, context: ContextParallel | None = None) -> None:
@@ -67,50 +70,99 @@ class AttentionKernels:
         rotations = (rotation_of(resolved.model, layer) for layer in range(resolved.model.layers))
         rotation = next((one for one in rotations if one is not None), None)
         self._rotation = rotation and rotation.to(device)
-        self._packed: Callable[..., Tensor] | None = None
+        shape = resolved.model
+        self._seq, self._samples = shape.seq, resolved.batch.micro_batch
+        self._window = shape.window if shape.windowed else None
+        # The kernels for documents, and for windows; an empty Sight takes masks.
+        self._for_documents = self._for_windows = Sight()
         context = context or ContextParallel()
-        self._part = context.part
+        self._part, self._device = context.part, device
         self.expands = False
         self.last: Callable[..., Tensor] | None = None
+        forms = []
         if resolved.data.mask_documents:
-            self._pack(resolved, device)
-        if self._packed is None:
+            forms = [self._pack(resolved, device)]
+            self._for_documents = forms[0]
+        if self._window is not None:
+            self._for_windows = self._pack(resolved, device, self._window)
+            forms.append(self._for_windows)
+        self._masks = any(form.kernel is None for form in forms)
+        if resolved.data.mask_documents and not self._masks:
+            self._kernels = [_FLASH]
+        else:
             self._accept(resolved, device, context)
             if device.type == "cuda":
                 torch.cuda.empty_cache()  # the inputs that torch was asked about
-        self.chosen = _NAMES[self._kernels[0].value]
+        self.chosen = self._name(shape.layers - shape.windowed)
         _key_compile_cache(self._kernels)
 
     def documents(self, boundaries: Boundaries) -> Documents:
         """The documents of a micro-batch on this device, in the form that the chosen kernel takes."""
-        if self._packed is None:
-            return masked(boundaries, self._rotation, self._dtype, self._part)
+        sight, in_window = self._sight(self._for_documents, None, boundaries), None
+        if self._window is not None:
+            in_window = self._sight(self._for_windows, self._window, boundaries)
+        return Documents.of(boundaries, self._rotation, sight, in_window, self._part)
+
+    @functools.cached_property
+    def in_window(self) -> Sight:
+        """The keys that queries see in layers with a window, without documents."""
+        return self._sight(self._for_windows, self._window, None)
+
+    def _sight(self, form: Sight, window: int | None, boundaries: Boundaries | None) -> Sight:
+        """`form` filled in for a micro-batch: for its documents, or for whole samples."""
+        starts, seq = boundaries and boundaries.starts, self._seq
+        if form.kernel is None:
+            return Sight(masks_of(seq, window, self._dtype, self._device, starts))
+        if form.blocks is not None:
+            return replace(form, blocks=blocks_of(seq, window or seq, self._device, starts))
+        if boundaries is None:
+            offsets = torch.arange(0, (self._samples + 1) * seq, seq, dtype=torch.int32, device=self._device)
+            return replace(form, offsets=offsets, longest=seq)
         if self._length is not None:
             torch._dynamo.mark_dynamic(boundaries.offsets, 0)
-        return packed(boundaries, self._rotation, self._packed, self._length or boundaries.longest, self._part)
+        return replace(form, offsets=boundaries.offsets, longest=self._length or boundaries.longest)
 
-    def _pack(self, resolved: Resolved, device: torch.device) -> None:
-        """Takes the kernel for documents in a row if it can run; if not, drops `flash`, which takes no mask on a GPU.
+    def _name(self, full_layers: int) -> str:
+        """The kernels in words: that of layers that attend to all tokens, and that of layers with a window."""
+        usual = _NAMES[self._kernels[0].value]
+        full, windows = (
+            usual if form.kernel is None else "flash" if form.blocks is None else "flex"
+            for form in (self._for_documents, self._for_windows)
+        )
+        if self._window is None or windows == full:
+            return full
+        return f"{full}, {windows} in windows" if full_layers else windows
+
+    def _pack(self, resolved: Resolved, device: torch.device, window: int | None = None) -> Sight:
+        """The kernel for documents in a row, or for a window, without its tensors; an empty Sight if it needs masks.
+        Then drops `flash`, which takes no mask on a GPU.
 
         A CPU's kernel of that name takes a mask, so it stays. Raises ConfigError if only flash is allowed.
         """
-        if device.type != "cuda" or _FLASH not in self._kernels:
-            return
-        if not (reason := _why_not_packed(resolved, device)):
-            # Imported here: it imports torch's compiler.
-            from torch.nn.attention.varlen import varlen_attn
+        if device.type != "cuda" or not engine_named(resolved.engine.name).trains_our_model:
+            return Sight()
+        name = resolved.engine.attention
+        reason = _why_not_packed(resolved, device, window)
+        if name in ("auto", "flash") and not reason:
+            from torch.nn.attention.varlen import varlen_attn  # it imports torch's compiler
 
-            options, groups = packed_kernel(inspect.signature(varlen_attn).parameters)
-            kernel: Any = functools.partial(varlen_attn, **options)
-            self._packed, self._kernels = kernel, [_FLASH]
-            self.expands = resolved.model.key_heads < resolved.model.heads and not groups
-            return
-        self._kernels.remove(_FLASH)
+            options, groups = packed_kernel(inspect.signature(varlen_attn).parameters, window)
+            expands = resolved.model.is_grouped and not groups
+            return Sight(kernel=functools.partial(varlen_attn, **options), expands=expands)
+        if window is not None and name == "auto" and _can_flex(resolved, device):
+            from torch.nn.attention.flex_attention import flex_attention
+
+            return Sight(kernel=torch.compile(flex_attention, dynamic=False), blocks=True)
+        if _FLASH in self._kernels:
+            self._kernels.remove(_FLASH)
         if not self._kernels:
+            what = "keep documents apart" if window is None else f"have a window of {window}"
+            instead = "data.mask_documents = false" if window is None else "no model.window"
             raise ConfigError(
-                f"engine.attention is flash, but that kernel cannot keep documents apart here: {reason}",
-                'use engine.attention = "auto", or data.mask_documents = false',
+                f"engine.attention is flash, but that kernel cannot {what} here: {reason}",
+                f'use engine.attention = "auto", or {instead}',
             )
+        return Sight()
 
     def _accept(self, resolved: Resolved, device: torch.device, context: ContextParallel) -> None:
         """Drops the kernels that torch does not accept for a rank's micro-batch. Raises ConfigError if none is left."""
@@ -119,7 +171,7 @@ class AttentionKernels:
         # Fewer queries than keys, if each rank has some of the queries.
         queries = context.queries_of(shape.seq)
         mask = None
-        if queries < shape.seq or resolved.data.mask_documents:
+        if queries < shape.seq or self._masks:
             mask = torch.empty(1, 1, queries, shape.seq, dtype=self._dtype, device=device).expand(batch, -1, -1, -1)
         may_be_flash = device.type == "cuda" and self._dtype != torch.float32 and _FLASH in self._kernels
         if queries < shape.seq and may_be_flash:
@@ -153,15 +205,14 @@ class AttentionKernels:
         return sdpa_kernel(self._kernels, set_priority=True)
 
 
-def prepare_attention(
-    module: nn.Module, expands: bool, device: torch.device, last: Callable[..., Tensor] | None = None
-) -> None:
-    """Completes the attention layers of a built model: whether they expand keys and values, and the kernel for the
-    `last` queries. Moves the tables of their rotation to the device that computes, wherever the engine keeps the
-    weights."""
+def prepare_attention(module: nn.Module, kernels: AttentionKernels, device: torch.device) -> None:
+    """Completes the attention layers of a built model: whether they expand keys and values, the kernel for the `last`
+    queries, and the keys that queries see in layers with a window. Moves the tables of their rotation to the device
+    that computes, wherever the engine keeps the weights."""
     for part in module.modules():
         if isinstance(part, Attention):
-            part.expands, part.last = expands, last
+            part.expands, part.last = kernels.expands, kernels.last
+            part.sight = kernels.in_window if part.window else None
             part.rotation = part.rotation and part.rotation.to(device)
 
 
@@ -180,7 +231,13 @@ def _why_not(kernel: SDPBackend, query: Tensor, key: Tensor, mask: Tensor | None
     return " ".join(str(warning.message).split(" (Triggered")[0].strip() for warning in warned) or "torch refuses it"
 
 
-def _why_not_packed(resolved: Resolved, device: torch.device) -> str:
+def _can_flex(resolved: Resolved, device: torch.device) -> bool:
+    """Whether FlexAttention's kernels run on the GPU: those of Triton, with heads of 16 or more."""
+    has_triton = find_spec("triton") is not None and torch.cuda.get_device_capability(device)[0] >= 8
+    return has_triton and resolved.model.head_width >= 16
+
+
+def _why_not_packed(resolved: Resolved, device: torch.device, window: int | None = None) -> str:
     """The reason why torch's kernel for documents in a row cannot run on the device; empty if it may run."""
     width, (major, minor) = resolved.model.head_width, torch.cuda.get_device_capability(device)
     if find_spec("torch.nn.attention.varlen") is None:
@@ -189,6 +246,11 @@ def _why_not_packed(resolved: Resolved, device: torch.device) -> str:
         return "it computes in 16 bits, but train.dtype is fp32"
     if major < 8:
         return f"it needs compute capability 8.0, but the GPU has {major}.{minor}"
+    if window is not None:
+        from torch.nn.attention.varlen import varlen_attn
+
+        if "window_size" not in inspect.signature(varlen_attn).parameters:
+            return f"that of torch {torch.__version__} takes no window, which came with 2.11"
     return f"it takes heads up to 256 wide, but they are {width} wide" if width > 256 else ""
 
 

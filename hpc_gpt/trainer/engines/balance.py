@@ -21,8 +21,8 @@ class Balance:
         layout, shape, train = resolved.layout, resolved.model, resolved.train
         self._routers: list[Router] = routers_of(module)
         self._of_other_model = getattr(module, "choice_biases", dict)  # transformers' routers
-        self._first = shape.layers - shape.kinds[-1].count  # the first layer with experts
-        self._layers, self._experts = shape.kinds[-1].count, shape.experts or 0
+        self._first = shape.dense_layers  # the first layer with experts
+        self._layers, self._experts = shape.layers - shape.dense_layers, shape.experts or 0
         self._rate = train.balance_rate if train.balance == "bias" else 0.0
         self._device = device
         self._gpus = layout.gpus

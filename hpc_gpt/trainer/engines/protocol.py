@@ -284,7 +284,7 @@ def build_engine(resolved: Resolved, device: torch.device) -> TrainingEngine:
     allow_tf32(resolved.train.tf32)
     try_grouped(resolved, device)
     engine: TrainingEngine = module_of(resolved.engine.name).build(resolved, device)
-    prepare_attention(engine.module, engine.attention.expands, device, engine.attention.last)
+    prepare_attention(engine.module, engine.attention, device)
     engine.balance = Balance(resolved, engine.module, device, lambda: engine.step)
     if (weights := engine.given_weights) is not None:
         names = {full_name(parameter) for parameter in engine.module.parameters()} | engine.balance.names

@@ -27,6 +27,7 @@ from hpc_gpt.trainer.model.documents import Documents
 from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from hpc_gpt.trainer.model.linear import ColumnParallelLinear, RowParallelLinear
 from hpc_gpt.trainer.model.norm import HeadNorm, Norm, WidthNorm
+from hpc_gpt.trainer.model.sight import Sight
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 
@@ -124,6 +125,8 @@ class Attention(nn.Module):
 
     `expands`: the attention kernel does not take grouped queries, so each query gets a copy of its keys and values.
     `last`: the kernel for fewer queries than keys, each [batch, heads, positions, width]; None: SDPA with a mask.
+    `window`: keys that a query sees; None: all before it. `sight`: these keys, as the window's kernel takes them, if
+    there are no documents.
     """
 
     def __init__(
@@ -135,6 +138,8 @@ class Attention(nn.Module):
         self.key_heads = max(1, shape.key_heads // tp.size)
         self.expands = False
         self.last: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+        self.window = shape.window_of(layer)
+        self.sight: Sight | None = None
         self.recompute = techniques.recompute == "selective"
         self.is_recomputed = techniques.recompute != "none"
         self.context = tp.context
@@ -174,7 +179,11 @@ class Attention(nn.Module):
             rotation = self.rotation if documents is None else documents.rotation
             assert rotation is not None
             query, key = rotation.rotate(query, is_normed), rotation.rotate(key, is_normed)
-        core = partial(attention_core, expands=self.expands, documents=documents, last=self.last)
+        sight = self.sight
+        if documents is not None:
+            sight = documents.in_window if self.window else documents.sight
+        assert sight is not None or self.window is None, "prepare_attention gives it"
+        core = partial(attention_core, expands=self.expands, sight=sight, last=self.last)
         return self.context.attend(query, key, value, core, self.is_recomputed)
 
 
@@ -266,18 +275,16 @@ def attention_core(
     key: Tensor,
     value: Tensor,
     expands: bool = False,
-    documents: Documents | None = None,
+    sight: Sight | None = None,
     last: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
 ) -> Tensor:
     """The core of attention: queries [batch, seq, heads, width], keys and values [batch, keys, key heads, width] ->
     [batch, seq, heads x width]. The queries belong to the last positions of the keys. `expands`, `last`: see
-    `Attention`. `documents` of the micro-batch do not see each other."""
+    `Attention`. `sight`: the keys that a query sees; None: all before it."""
     batch, seq, heads, _ = query.shape
-    if documents is not None and documents.kernel is not None:
-        if expands:
-            key, value = (part.repeat_interleave(heads // part.shape[2], 2) for part in (key, value))
-        return documents.attend(query, key, value).reshape(batch, seq, -1)
-    mask = None if documents is None else documents.mask
+    if sight is not None and sight.kernel is not None:
+        return sight.attend(query, key, value).reshape(batch, seq, -1)
+    mask = None
     query, key, value = (part.transpose(1, 2) for part in (query, key, value))
     groups = heads // key.shape[1]
     grouped = groups > 1 and not expands
@@ -288,7 +295,9 @@ def attention_core(
             return last(query, key, value).transpose(1, 2).reshape(batch, seq, -1)
         # (For SDPA `is_causal` means that the queries belong to the first positions.)
         mask = last_mask(query, key)
-    if grouped:
+    if sight is not None:
+        mixed = sight.attend_by_masks(query, key, value, **({"enable_gqa": True} if grouped else {}))
+    elif grouped:
         mixed = F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=True
         )

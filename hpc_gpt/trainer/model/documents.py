@@ -7,7 +7,6 @@ an argument. So each micro-batch keeps its own, even if several are in flight or
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hpc_gpt.trainer.model.context_parallel import WHOLE, SequencePart
+from hpc_gpt.trainer.model.sight import Sight
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,57 +60,26 @@ class Documents:
     """The documents of a micro-batch, as the layers need them. (Not a tuple: FSDP2 would cast its tensors to 16 bits.)
 
     `positions`, int64 [batch, seq / cp]: the positions of the rank's tokens in their documents. `rotation`: the
-    `attention.Rotation` of these positions, for all layers that rotate, or None. Attention, which has whole samples,
-    gets either `mask`, in its dtype [batch, 1, seq, seq]: 0 if a query (row) sees a key, else -inf; or `kernel`, which
-    takes `offsets` and the length of the `longest` document.
+    `attention.Rotation` of these positions, for all layers that rotate, or None. `sight`: the keys that queries see;
+    `in_window`: the same in layers with a window. (Attention has whole samples.)
     """
 
     positions: Tensor
     rotation: Any
-    mask: Tensor | None = None
-    kernel: Callable[..., Tensor] | None = None
-    offsets: Tensor | None = None
-    longest: int = 0
+    sight: Sight
+    in_window: Sight | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors that all layers read and autograd keeps."""
         rotation: tuple[Tensor, ...] = () if self.rotation is None else (self.rotation.cosines, self.rotation.sines)
-        return [one for one in (*rotation, self.mask, self.offsets) if one is not None]
+        return [*rotation, *self.sight.tensors, *(self.in_window.tensors if self.in_window else ())]
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Attention by the kernel: queries [batch, seq, heads, width], keys and values [batch, seq, key heads, width]
-        -> the queries' shape."""
-        assert self.kernel is not None
-        flat = (part.flatten(0, 1) for part in (query, key, value))
-        mixed = self.kernel(*flat, self.offsets, self.offsets, self.longest, self.longest)
-        return mixed.view(query.shape)
-
-
-def masked(boundaries: Boundaries, rotation: Any, dtype: torch.dtype, part: SequencePart = WHOLE) -> Documents:
-    """Documents with a mask for torch's SDPA. `rotation` is the model's, or None; `part` are the rank's positions.
-    The mask is a tensor that is added to the scores: SDPA would convert a boolean mask to that at each call."""
-    starts = boundaries.starts
-    places = torch.arange(starts.shape[1], device=starts.device)
-    hidden = (places < starts[:, None, :, None]) | (places > places[:, None])
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=starts.device).masked_fill_(hidden, -torch.inf)
-    positions = part.of(places - starts, 1)
-    return Documents(positions, rotation and rotation.at(positions), mask)
-
-
-def packed(
-    boundaries: Boundaries, rotation: Any, kernel: Callable[..., Tensor], longest: int, part: SequencePart = WHOLE
-) -> Documents:
-    """Documents for a `kernel` of `packed_kernel`. `longest` may be larger than the longest document."""
-    starts = boundaries.starts
-    positions = part.of(torch.arange(starts.shape[1], device=starts.device) - starts, 1)
-    return Documents(positions, rotation and rotation.at(positions), None, kernel, boundaries.offsets, longest)
-
-
-def packed_kernel(parameters: Any) -> tuple[dict[str, Any], bool]:
-    """Returns (arguments for causal attention, whether it takes grouped queries) of
-    `torch.nn.attention.varlen.varlen_attn` with these parameters. Until torch 2.10 it had `is_causal`; then
-    `window_size` took its place."""
-    options: dict[str, Any] = {"is_causal": True} if "is_causal" in parameters else {"window_size": (-1, 0)}
-    groups = "enable_gqa" in parameters
-    return (options | {"enable_gqa": True} if groups else options), groups
+    @staticmethod
+    def of(
+        boundaries: Boundaries, rotation: Any, sight: Sight, in_window: Sight | None = None, part: SequencePart = WHOLE
+    ) -> Documents:
+        """The documents with these boundaries. `rotation` is the model's, or None; `part` are the rank's positions."""
+        starts = boundaries.starts
+        positions = part.of(torch.arange(starts.shape[1], device=starts.device) - starts, 1)
+        return Documents(positions, rotation and rotation.at(positions), sight, in_window)

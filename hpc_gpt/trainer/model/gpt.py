@@ -130,7 +130,10 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor, documents: Documents | None = None) -> Tensor:
         """[batch, seq, hidden] (or this rank's positions), and the documents of the whole sequences -> the same
         shape."""
-        shared = [] if documents is None else documents.tensors
+        shared = [
+            *(documents.tensors if documents else ()),
+            *(self.attention.sight.tensors if self.attention.sight else ()),
+        ]
         with ActivationOffload(self, shared) if self.offload and torch.is_grad_enabled() else contextlib.nullcontext():
             if self.recompute and torch.is_grad_enabled():
                 # The model draws no random numbers, so no generator state is needed.

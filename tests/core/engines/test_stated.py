@@ -36,27 +36,27 @@ OURS = {"activation_offload", "attention", "compile", "compile_backend", "cp_exc
 ENGINES = {
     "deepspeed-3d": """order=10 plan_order=20 packages=('torch','deepspeed')
         axes={cp,pp,tp} zero_stages=(0,1) default_stage=1
-        shape_parts={experts,qk_norm,rotated}
+        shape_parts={experts,qk_norm,rotated,window}
         switches={OURS,partition,sequence_parallel} compiles_edges=False trains_fp16_on_cpu=False
         has_fused_kernels=True keeps_partitioned_outputs=True buckets_a_reduction=2""",
     "deepspeed-zero": """order=20 plan_order=30 packages=('torch','deepspeed')
         axes={cp,tp} zero_stages=(0,1,2,3) default_stage=1
-        shape_parts={experts,qk_norm,rotated}
+        shape_parts={experts,qk_norm,rotated,window}
         switches={OURS,offload,sequence_parallel,tiles} trains_fp16_on_cpu=False
         fast_ratios={'compile':(None,None,1.009),'one_pass_loss':(None,None,1.054),'keep_residuals':(None,None,1.018),'fused_bias_gradients':(None,None,1.018)}
         has_fused_kernels=True gathers_one_by_one=True synchronizations=0.1""",
-    "fsdp": """order=30 plan_order=40 axes={cp,ep,tp} has_replicas=True shape_parts={experts,qk_norm,rotated}
+    "fsdp": """order=30 plan_order=40 axes={cp,ep,tp} has_replicas=True shape_parts={experts,qk_norm,rotated,window}
         switches={OURS,gather_blocks,offload,prefetch,reshard} matmuls={fp8-tensor,none}
         selects_operators=True overlaps_reduction=True pads_vocabulary=False synchronizations=0.1 scales_first=True
         is_pytorchs=True""",
     "ddp": """order=40 plan_order=10 axes={cp,ep} switches={OURS,sharded_optimizer}
-        shape_parts={experts,qk_norm,rotated}
+        shape_parts={experts,qk_norm,rotated,window}
         fast_ratios={'compile':(1.012,1.003,1.003),'one_pass_loss':(1.062,1.005,1.058),'keep_residuals':(1.012,1.009,1.01),'fused_bias_gradients':(1.013,1.012,1.01)}
         matmuls={fp8-tensor,none} overlaps_reduction=True pads_vocabulary=False synchronizations=0.1
         scales_first=True""",
     "hf-deepspeed": """order=50 plan_order=60 packages=('torch','deepspeed','transformers') trains_our_model=False
         zero_stages=(1,2,3)
-        default_stage=3 shape_parts={experts,qk_norm,rotated}
+        default_stage=3 shape_parts={experts,qk_norm,rotated,window}
         switches={attention,compile,compile_backend,offload,recompute}
         recomputes=('none','full') compiles_edges=False trains_fp16_on_cpu=False
         has_composed_gelu=True

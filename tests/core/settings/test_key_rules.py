@@ -3,9 +3,12 @@ may be done with it. `key=default`, or `key` for one that is open."""
 
 from dataclasses import MISSING, fields
 
+from hpc_gpt.core.engines.base.facts import OUR_PARTS, EngineFacts
+from hpc_gpt.core.keys import keys_of
 from hpc_gpt.core.settings.cluster import OF_THE_PLANNER, ClusterProfile
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.key_rules import KeyRules
+from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.model_shape import ModelShape
 
 # Table, what a resumption may change, what it affects, its bounds and what else there is: the keys.
@@ -15,7 +18,7 @@ model never speed: hidden layers heads vocab seq tied vocab_multiple kv_heads he
     rope_theta rope_scaling bias qk_norm nope_every experts experts_per_token expert_ffn shared_ffn shared_gate
     dense_layers router router_bias expert_groups groups_per_token norm_topk router_scale router_dtype rotated q_lora
     kv_lora
-    qk_rope v_head window window_every sinks mtp_layers
+    qk_rope v_head window window_layers sinks mtp_layers
 model never schedule: pad_token
 data never speed: source=stdlib path tokenizer=byte begin_token=False mask_documents=False end_token
 data never speed below=1: eval_fraction=0.05
@@ -86,7 +89,7 @@ vocab=50257 seq=1024 tied=True vocab_multiple=64 kv_heads head_dim ffn mlp=gelu 
 bias=all embedding_norm=False norm_eps=1e-05 rope_theta=10000.0 rope_scaling qk_norm=False nope_every pad_token
 experts experts_per_token expert_ffn shared_ffn shared_gate=False dense_layers=0 router=softmax router_bias=False
 expert_groups groups_per_token norm_topk=False router_scale=1.0 router_dtype rotated=1.0 q_lora kv_lora qk_rope v_head
-window window_every sinks=False mtp_layers=0
+window window_layers sinks=False mtp_layers=0
 """
 
 
@@ -112,6 +115,19 @@ def test_each_key_has_this_default_and_these_rules() -> None:
         for key in fields(table.default_factory)  # type: ignore[arg-type]
     }
     assert found == stated
+
+
+def test_a_key_for_a_plan_alone_says_so_and_names_its_part() -> None:
+    planned = {key.name for key in fields(Model) if not key.metadata["rules"].trains}
+    assert planned == {key.name for key in keys_of(Model) if "plan only" in key.means}
+    assert sorted(OUR_PARTS) == ["experts", "qk_norm", "rotated", "window"]
+    assert ModelShape(64, 2, 4, qk_norm=True).special_keys == ()
+    shape = ModelShape(64, 2, 4, bias="none", qk_norm="width", experts=2, rotated=0.5, kv_lora=8, window=4, sinks=True,
+                       mtp_layers=1)  # fmt: skip
+    assert EngineFacts().shape_fault(shape) == (
+        "it has a norm of all queries as one, experts, heads that are rotated in part, DeepSeek's attention "
+        "(model.kv_lora), layers with a window, heads with sinks, MTP layers (model.mtp_layers)"
+    )
 
 
 def test_a_profile_and_a_shape_have_these_defaults() -> None:

@@ -196,29 +196,6 @@ def test_contradictory_sizes_are_refused_as_an_experiments(write):
         read_config(write(LLAMA | {"num_key_value_heads": 5}))
 
 
-def test_mistrals_class_has_a_window_if_the_file_says_none(write):
-    mistral = as_mistral("llama3.1-8b")
-    assert read_config(write(mistral | {"sliding_window": None})) == preset("llama3.1-8b")
-    with pytest.raises(ConfigError, match="not given; its class has 4096"):
-        read_config(write(mistral))
-    assert read_config(write(mistral), seq=4096).seq == 4096
-    qwen = config_of(preset("qwen2.5-7b")) | {"sliding_window": 131072, "max_window_layers": 28}
-    assert read_config(write(qwen), 4096) == preset("qwen2.5-7b"), "use_sliding_window is false"
-    slides = qwen | {"use_sliding_window": True, "sliding_window": 2048}
-    assert read_config(write(slides), 4096) == preset("qwen2.5-7b"), "max_window_layers is 28, of 28 layers"
-    assert read_config(write({**slides, "max_window_layers": 0}), 2048).seq == 2048
-    assert read_config(write({**slides, "layer_types": ["full_attention"] * 28, "max_window_layers": 0})).seq == 4096
-    for changed in ({"max_window_layers": 27}, {"layer_types": ["full_attention"] * 27 + ["sliding_attention"]}):
-        with pytest.raises(ConfigError, match=r"sliding_window is 2048, a window shorter than model\.seq 4096"):
-            read_config(write(slides | changed), 4096)
-    with pytest.raises(ConfigError, match=r"layer_types is .*, but every layer here attends"):
-        read_config(write(qwen | {"layer_types": ["sliding_attention"] * 28}), 4096)
-    smol = config_of(preset("smollm3-3b")) | {"use_sliding_window": True, "sliding_window": 2048}
-    with pytest.raises(ConfigError, match="sliding_window is 2048"):
-        read_config(write(smol), 4096)
-    assert read_config(write(smol | {"no_rope_layers": [1] * 36}), 4096).seq == 4096
-
-
 def test_what_the_file_does_not_give_is_the_classs_default(write):
     mistral = as_mistral("mistral-7b", "num_key_value_heads")
     assert read_config(write({**mistral, "sliding_window": None})).key_heads == 8
@@ -443,16 +420,6 @@ def test_an_export_has_the_class_it_began_from_or_one_that_loads(shape, begun, w
         model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.from_pretrained(folder))
     assert type(model).__name__ == f"{written}ForCausalLM"
     assert {name: tuple(one.shape) for name, one in model.named_parameters()} == stored_sizes(shape)
-
-
-def test_a_window_beyond_the_trained_length_stays(write):
-    mistral = as_mistral("mistral-7b")
-    shape = replace(preset("mistral-7b"), seq=2048)
-    for given, window in (({"sliding_window": 4096}, 4096), ({}, 4096), ({"sliding_window": None}, None)):
-        assert config_of(shape, begun=init_config_in(write(mistral | given)))["sliding_window"] == window
-    slides = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 7}
-    config = config_of(preset("qwen2.5-7b"), begun=init_config_in(write(config_of(preset("qwen2.5-7b")) | slides)))
-    assert config | slides == config
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "null", "[" * 100_000])

@@ -410,7 +410,7 @@ def _shape(row: Fields, tp: int, *, padded: bool) -> ModelShape:
 def _experts(row: Fields) -> dict[str, Any]:
     """What the shape of a mixture has besides. Dense layers between those with experts count as the first ones."""
     between = row.layers - row.layers // row.moe_every if row.moe_every else 0
-    numbers = ("experts_per_token", "shared_ffn", "q_lora", "kv_lora", "qk_rope", "v_head", "window", "window_every",
+    numbers = ("experts_per_token", "shared_ffn", "q_lora", "kv_lora", "qk_rope", "v_head", "window",
                "expert_groups", "groups_per_token")  # fmt: skip
     return {
         "experts": row.experts,
@@ -420,6 +420,7 @@ def _experts(row: Fields) -> dict[str, Any]:
         "sinks": bool(row.sinks),
         "qk_norm": bool(row.qk_norm),
         "mtp_layers": row.mtp_layers,
+        "window_layers": "S" + "L" * (row.window_every - 1) if row.window_every else None,
         **{name: getattr(row, name) or None for name in numbers},
     }
 

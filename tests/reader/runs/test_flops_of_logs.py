@@ -87,7 +87,7 @@ def test_attention_over_a_logs_window_gives_no_figures(arguments, limit):
 
 
 def test_a_run_of_ours_counts_the_window_of_its_model():
-    shape = {"window": 128, "window_every": 2}
+    shape = {"window": 128, "window_layers": "SL"}
     record = add_figures(replace(ROW, settings={"model": shape}))
     spared = 12 * 12 * 1024 * 0.5 * (2048 - 128) * 2048 * 16 / 8e11
     assert add_figures(replace(ROW, settings={"model": {}})).tflops_model - record.tflops_model == pytest.approx(spared)

@@ -21,10 +21,11 @@ from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines import attention
-from hpc_gpt.trainer.engines.attention import AttentionKernels, _allowed
+from hpc_gpt.trainer.engines.attention import AttentionKernels, _allowed, prepare_attention
 from hpc_gpt.trainer.engines.kernels import compile_model
 from hpc_gpt.trainer.model.context_parallel import ContextParallel
 from hpc_gpt.trainer.model.gpt import Gpt
+from tests import marked
 from tests.distributed.equality_cases import Case, micro_batches
 from tests.trainer.launch import settings
 from tests.trainer.model.flash_on_cpu import flash_on_cpu
@@ -182,8 +183,8 @@ def test_before_torch_2_10_documents_are_kept_apart_by_a_mask(monkeypatch: pytes
     resolved = Case(Layout(1, 1, 1), Engine("ddp"), documents=True, dtype="bf16").resolved
     kernels = AttentionKernels(resolved, CPU)
     assert SDPBackend.FLASH_ATTENTION in kernels._kernels
-    kernels._pack(resolved, CARD)
-    assert (SDPBackend.FLASH_ATTENTION in kernels._kernels, kernels._packed) == (False, None)
+    assert kernels._pack(resolved, CARD).kernel is None
+    assert SDPBackend.FLASH_ATTENTION not in kernels._kernels
     only_flash = replace(resolved, engine=replace(resolved.engine, attention="flash"))
     kernels._kernels = [SDPBackend.FLASH_ATTENTION]
     with pytest.raises(
@@ -192,28 +193,48 @@ def test_before_torch_2_10_documents_are_kept_apart_by_a_mask(monkeypatch: pytes
         kernels._pack(only_flash, CARD)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(("model", "how"), [("gpt2", "block"), ("llama", "none"), ("llama", "block")])
-def test_documents_in_a_row_are_what_the_mask_gives(model: str, how: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By torch's own function, with a CPU's kernel, chosen as on a GPU; other documents compile nothing again."""
-    monkeypatch.setattr(attention, "_why_not_packed", lambda resolved, device: "")
+@pytest.mark.parametrize(
+    ("model", "how", "window", "documents"),
+    marked(
+        [
+            *(("gpt2", "block", None, True), ("llama", "none", None, True), ("llama", "block", None, True)),
+            *(("qwen3", "none", 5, False), ("qwen3", "none", 1, True), ("qwen3", "block", 5, True)),
+        ],
+        [
+            *(("gpt2", "block", None, True), ("llama", "none", None, True), ("llama", "block", None, True)),
+            *(("qwen3", "none", 1, True), ("qwen3", "block", 5, True)),
+        ],
+    ),
+)
+def test_what_is_in_a_row_is_what_the_mask_gives(model, how, window, documents, monkeypatch) -> None:
+    """By torch's own function, with a CPU's kernel, chosen as on a GPU; other documents compile nothing again, and
+    layers of a kind are one graph."""
+    monkeypatch.setattr(attention, "_why_not_packed", lambda resolved, device, window: "")
     engine = Engine("ddp", compile=how, compile_backend="aot_eager")
-    resolved = Case(Layout(1, 1, 1), engine, model=model, documents=True).resolved
+    letters = window and "SL"
+    resolved = Case(
+        Layout(1, 1, 1), engine, model=model, documents=documents, window=window, window_layers=letters
+    ).resolved
     by_mask, in_row = AttentionKernels(resolved, CPU), AttentionKernels(resolved, CPU)
     plain, packed = Gpt(resolved.model, 1), Gpt(resolved.model, 1)
-    compile_model(packed, engine)
     with flash_on_cpu():
-        in_row._pack(resolved, CARD)
-        assert not in_row.expands
+        in_row._for_documents = in_row._pack(resolved, CARD)
+        in_row._for_windows = in_row._pack(resolved, CARD, window)
+        assert not in_row._for_windows.expands
+        assert in_row._name(1) == "flash" if documents else "flash"
+        prepare_attention(plain, by_mask, CPU)
+        prepare_attention(packed, in_row, CPU)
+        compile_model(packed, engine)
         for step in range(3):
-            tokens, targets, boundaries = micro_batches(resolved, 0, step)[0]
-            documents = in_row.documents(boundaries)
-            assert documents.mask is None
-            loss, other = packed(tokens, targets, documents), plain(tokens, targets, by_mask.documents(boundaries))
+            batch = micro_batches(resolved, 0, step)[0]
+            tokens, targets = batch[:2]
+            theirs = [kernels.documents(batch[2]) for kernels in (in_row, by_mask) if documents] or [None, None]
+            assert not documents or not theirs[0].sight.masks
+            loss, other = packed(tokens, targets, theirs[0]), plain(tokens, targets, theirs[1])
             assert loss.item() == pytest.approx(other.item(), abs=2e-6)
             for one in (loss, other):
                 one.backward()
     for own, usual in zip(packed.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(own.grad, usual.grad, atol=2e-6, rtol=0)
     if how == "block":
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (4 if window else 2)

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,7 +90,7 @@ ROTATED = replace(preset("llama3.1-8b"), hidden=32, heads=4, kv_heads=2, ffn=64,
 def test_rotated_on_another_device_all_blocks_are_one_graph(engine: Engine) -> None:
     attention._rotation.cache_clear()
     model = Gpt(ROTATED, 1, techniques=Techniques.of(engine, Train())).to("meta")
-    prepare_attention(model, False, torch.device("meta"))
+    prepare_attention(model, SimpleNamespace(expands=False, last=None), torch.device("meta"))
     compile_model(model, replace(engine, compile_backend="aot_eager"))
     tokens = torch.zeros(2, ROTATED.seq, dtype=torch.int64, device="meta")
     for _ in range(2):

@@ -28,9 +28,11 @@ def _documents(offsets: Tensor, longest: int) -> list[tuple[int, int]]:
     return found
 
 
-def _weights(query: Tensor, key: Tensor) -> Tensor:
-    future = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool).triu(1)
-    return (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).masked_fill(future, -torch.inf).softmax(-1)
+def _weights(query: Tensor, key: Tensor, before: int) -> Tensor:
+    hidden = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool).triu(1)
+    if before >= 0:
+        hidden |= torch.ones_like(hidden).tril(-before - 1)
+    return (query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5).masked_fill(hidden, -torch.inf).softmax(-1)
 
 
 def _parts(first: int, last: int, query: Tensor, *keys: Tensor) -> list[Tensor]:
@@ -50,11 +52,11 @@ def _forward(
     *others: Any,
     **options: Any,
 ) -> tuple[Tensor, ...]:
-    _check(offsets, again, others[2], options)
+    before = _check(offsets, again, others[2], options)
     out = torch.empty_like(query)
     for first, last in _documents(offsets, longest):
         own, keys, values = _parts(first, last, query, key, value)
-        out[first:last] = (_weights(own, keys) @ values).transpose(0, 1)
+        out[first:last] = (_weights(own, keys, before) @ values).transpose(0, 1)
     seeds = [torch.zeros(size, dtype=torch.uint64) for size in ((2,), ())]
     return out, torch.zeros(query.shape[1], len(query)), *seeds, torch.empty(0)
 
@@ -63,12 +65,12 @@ def _backward(
     slope: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, *others: Any, **options: Any
 ) -> tuple[Tensor, ...]:
     _, offsets, again, longest, _, _, is_causal, *_ = others
-    _check(offsets, again, is_causal, options)
+    before = _check(offsets, again, is_causal, options)
     of_query, of_key, of_value = (torch.empty_like(part) for part in (query, key, value))
     for first, last in _documents(offsets, longest):
         own, keys, values = _parts(first, last, query, key, value)
         wanted = slope[first:last].transpose(0, 1)
-        weights = _weights(own, keys)
+        weights = _weights(own, keys, before)
         of_weights = wanted @ values.transpose(-1, -2)
         of_scores = weights * (of_weights - (of_weights * weights).sum(-1, keepdim=True)) / query.shape[-1] ** 0.5
         of_query[first:last] = (of_scores @ keys).transpose(0, 1)
@@ -78,9 +80,12 @@ def _backward(
     return of_query, of_key, of_value
 
 
-def _check(offsets: Tensor, again: Tensor, is_causal: bool, options: dict[str, Any]) -> None:
+def _check(offsets: Tensor, again: Tensor, is_causal: bool, options: dict[str, Any]) -> int:
+    """The keys before its own that a query sees; -1: all."""
     assert torch.equal(offsets, again)
     assert offsets.dtype == torch.int32
     # Causal, in the words of the version: until torch 2.10 without a window.
-    assert is_causal
-    assert (options.get("window_size_left") or -1, options.get("window_size_right") or 0) == (-1, 0)
+    before, after = (options.get(f"window_size_{side}") for side in ("left", "right"))
+    assert is_causal == (before in (None, -1))
+    assert not after
+    return -1 if before is None else int(before)

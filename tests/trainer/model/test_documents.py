@@ -12,8 +12,9 @@ from torch.nn import functional as F
 
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.model.attention import rotation_of
-from hpc_gpt.trainer.model.documents import Boundaries, Documents, masked, packed, packed_kernel
+from hpc_gpt.trainer.model.documents import Boundaries, Documents
 from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.sight import Sight, masks_of, packed_kernel
 from hpc_gpt.trainer.model.techniques import ActivationOffload, Techniques
 from tests.distributed.equality_cases import MODELS
 
@@ -36,9 +37,13 @@ def sample(seed: int = 1, batch: int = 3) -> Tensor:
 
 def documents_of(shape: ModelShape, tokens: Tensor, kernel: Any = None) -> Documents:
     rotation, boundaries = rotation_of(shape, 0), Boundaries.of(tokens, END)
-    if kernel is not None:
-        return packed(boundaries, rotation, kernel, boundaries.longest)
-    return masked(boundaries, rotation, torch.float32)
+    if kernel is None:
+        return Documents.of(boundaries, rotation, masked(boundaries))
+    return Documents.of(boundaries, rotation, Sight((), kernel, boundaries.offsets, boundaries.longest))
+
+
+def masked(boundaries: Boundaries, dtype: torch.dtype = torch.float32) -> Sight:
+    return Sight(masks_of(boundaries.starts.shape[1], None, dtype, boundaries.starts.device, boundaries.starts))
 
 
 def alone(model: Gpt, tokens: Tensor) -> Tensor:
@@ -91,12 +96,13 @@ def test_a_model_sees_each_document_as_if_it_were_alone(shape: ModelShape, kerne
 
 def test_the_mask_is_what_sdpa_adds_to_the_scores() -> None:
     tokens = torch.tensor([[9, END, 9, 9]])
-    found = masked(Boundaries.of(tokens, END), None, torch.bfloat16)
-    assert found.mask is not None
-    assert found.mask.dtype == torch.bfloat16
-    seen = (found.mask == 0)[0, 0].int().tolist()
+    boundaries = Boundaries.of(tokens, END)
+    found = Documents.of(boundaries, None, masked(boundaries, torch.bfloat16))
+    (mask,) = found.sight.masks
+    assert mask.dtype == torch.bfloat16
+    seen = (mask == 0)[0, 0].int().tolist()
     assert seen == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
-    assert set(found.mask.unique().tolist()) == {0.0, -float("inf")}
+    assert set(mask.unique().tolist()) == {0.0, -float("inf")}
     assert found.positions.tolist() == [[0, 1, 0, 1]]
 
 
@@ -152,3 +158,6 @@ def test_torchs_kernel_is_asked_in_the_words_of_its_version() -> None:
     inspect.signature(varlen_attn).bind(*[None] * 7, **options)
     assert ("enable_gqa" in options) == groups
     assert options.get("is_causal") or options["window_size"] == (-1, 0)
+    # A window counts the token itself.
+    sizes = [packed_kernel(["window_size"], window)[0]["window_size"] for window in (1, 2, 128)]
+    assert sizes == [(0, 0), (1, 0), (127, 0)]

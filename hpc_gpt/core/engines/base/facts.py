@@ -14,6 +14,7 @@ from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, CpExchange, Data, Engine, Matmul, Train
 from hpc_gpt.core.settings.key_rules import key_rules
 from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.services import Plan
@@ -38,22 +39,10 @@ OUR_MODEL = frozenset(
 
 
 # The parts of `ModelShape.special_keys` that our own model has.
-OUR_PARTS = frozenset({"experts", "rotated", "qk_norm"})
+OUR_PARTS = frozenset(name for name, rules in key_rules(Model).items() if rules.part and rules.trains)
 
 # The machines and models on which fast settings were measured, in this order (docs/models-and-engines.md).
 MEASURED_ON = ("H200 gpt2", "H200 gpt2-xl", "H100 gpt2")
-
-
-# {a key of `ModelShape.special_keys`: the part of a model that it stands for}
-_PARTS = {
-    "experts": "experts",
-    "kv_lora": "DeepSeek's attention (model.kv_lora)",
-    "window": "layers with a window",
-    "sinks": "heads with sinks",
-    "mtp_layers": "MTP layers (model.mtp_layers)",
-    "rotated": "heads that are rotated in part",
-    "qk_norm": "a norm of all queries as one",
-}
 
 
 class EngineFacts(States):
@@ -217,7 +206,7 @@ class EngineFacts(States):
             return "it has a norm after the embedding"
         if shape.is_mixture and self.trains_our_model and shape.bias == "all":
             return 'its experts have biases (model.bias = "all"; "none" and "qkv" have none there)'
-        lacking = [_PARTS[key] for key in shape.special_keys if key not in self.shape_parts]
+        lacking = [key_rules(Model)[key].part for key in shape.special_keys if key not in self.shape_parts]
         return f"it has {', '.join(lacking)}" if lacking else None
 
     def context_fault(self, shape: ModelShape, layout: Layout, engine: Engine) -> Fault | None:

@@ -182,8 +182,15 @@ def _group_faults(experts: int, used: int | None, groups: int | None, chosen: in
 
 
 def _attention_faults(shape: ModelShape) -> Iterator[Fault]:
-    if shape.window is None and shape.window_every is not None:
-        yield Fault("model.window_every is given, but model.window is not: no layer has a window", "set model.window")
+    letters = shape.window_layers
+    if shape.window is None and letters is not None:
+        yield Fault("model.window_layers is given, but model.window is not: no layer has a window", "set model.window")
+    if letters is not None and ({*letters} - {*"SL"} or "S" not in letters or len(letters) > shape.layers):
+        yield Fault(
+            f'model.window_layers is "{letters}", but needs letters S (with the window) and L (all tokens), at least '
+            f"one S, and at most {shape.layers}, one for each layer",
+            'use model.window_layers = "SSSL", which repeats, or leave it out: all layers have the window',
+        )
     if shape.kv_lora is None:
         if useless := _stated(shape, _OF_MLA):
             yield Fault(
@@ -213,10 +220,14 @@ def _stated(shape: ModelShape, names: tuple[str, ...]) -> list[str]:
 
 
 def no_class_note(shape: ModelShape) -> str:
-    """A line on a mixture that no class of transformers has, so that `export` will refuse it: the nearest class, and
-    the keys that lead to it. Empty if a class has it, or if no keys of ours lead to one."""
+    """A line on a mixture or on windows that no class of transformers has, so that `export` will refuse the shape: the
+    nearest class, and the keys that lead to it. Empty if a class has it, or if no keys of ours lead to one."""
     near: dict[str, dict[str, Any]] = {}
-    for name, wanted in CLASSES_OF_MIXTURES.items() if shape.is_mixture and not architectures_of(shape) else ():
+    if architectures_of(shape):
+        return ""
+    for changed in ({"window_layers": None}, {"window": None, "window_layers": None}) if shape.windowed else ():
+        near |= {name: changed for name in architectures_of(replace(shape, **changed)) if name not in near}
+    for name, wanted in CLASSES_OF_MIXTURES.items() if shape.is_mixture and not near else ():
         changed = {key: values[0] for key, values in wanted.items() if getattr(shape, key) not in values}
         width, shared = shape.expert_ffn or 1, shape.shared_ffn or 0
         if "shared_ffn" not in wanted and (not shared or ("sigmoid" in wanted["router"] and shared % width)):

@@ -1,0 +1,174 @@
+"""Which layers of each class have the window: read from its file, written, and as the class itself has it."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.settings.model import resolve_shape
+from hpc_gpt.core.settings.model_keys import Model
+from hpc_gpt.core.settings.model_shape import ModelShape, architectures_of
+from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.core.settings.rules.shape import no_class_note
+from hpc_gpt.core.weights.config import config_of, init_config_in, read_config
+
+SEQ, LAYERS = 40, 6
+COMMON = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2,
+          "vocab_size": 64, "intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": None,
+          "head_dim": 8}  # fmt: skip
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+_SIGMOID = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1,
+            "first_k_dense_replace": 1}  # fmt: skip
+OF_CLASS: dict[str, dict[str, Any]] = {
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": _EXPERTS | {"shared_expert_intermediate_size": 24},
+    "qwen3_moe": _EXPERTS,
+    "olmoe": _EXPERTS | {"num_key_value_heads": 4},
+    "dots1": _SIGMOID,
+    "glm4_moe": _SIGMOID,
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2},
+}
+_S, _F = "sliding_attention", "full_attention"
+_SIXTEEN = {"sliding_window": 16}
+_USED = _SIXTEEN | {"use_sliding_window": True}
+_TYPES = {"layer_types": [_S, _F, _F, _S, _S, _F]}
+# (model type, keys of its file, the letters of its layers with the window of 16)
+ROWS: list[tuple[str, dict[str, Any], str]] = [
+    *(("mistral", keys, letters) for keys, letters in (({}, "LLLLLL"), (_SIXTEEN, "SSSSSS"),
+        ({"sliding_window": None}, "LLLLLL"), (_SIXTEEN | _TYPES, "SSSSSS"))),
+    *(("mixtral", keys, letters) for keys, letters in (({}, "LLLLLL"), (_SIXTEEN, "SSSSSS"),
+        (_SIXTEEN | {"use_sliding_window": False}, "SSSSSS"))),
+    *((kind, keys, letters) for kind in ("qwen2", "qwen3") for keys, letters in (({}, "LLLLLL"), (_SIXTEEN, "LLLLLL"),
+        (_USED, "LLLLLL"), (_USED | {"max_window_layers": 4}, "LLLLSS"),
+        (_USED | _TYPES | {"max_window_layers": 0}, "SLLSSL"), (_USED | {"sliding_window": None}, "LLLLLL"))),
+    *(("qwen2_moe", keys, letters) for keys, letters in (({}, "LLLLLL"), (_SIXTEEN, "LLLLLL"), (_USED, "SLSLSL"),
+        (_USED | {"max_window_layers": 3}, "SLSLLL"), (_USED | _TYPES, "SLLSSL"))),
+    *(("qwen3_moe", keys, letters) for keys, letters in (({}, "LLLLLL"), (_SIXTEEN, "LLLLLL"), (_USED, "SSSSSS"),
+        (_USED | _TYPES | {"max_window_layers": 9}, "SSSSSS"))),
+    *(("dots1", keys, letters) for keys, letters in (({}, "LLLLLL"), (_SIXTEEN, "LLLLLL"),
+        (_SIXTEEN | {"max_window_layers": 2}, "LLSSSS"), (_SIXTEEN | _TYPES, "SLLSSL"))),
+    *(("smollm3", keys, letters) for keys, letters in (({}, "LLLLLL"), (_SIXTEEN, "LLLLLL"), (_USED, "LLLSLL"),
+        (_USED | {"no_rope_layers": [1] * 6}, "LLLLLL"), (_USED | _TYPES, "SLLSSL"))),
+    *((kind, _USED | _TYPES, "LLLLLL") for kind in ("llama", "olmoe", "glm4_moe")),
+    *(("gpt_oss", keys, letters) for keys, letters in ((_SIXTEEN, "SLSLSL"), (_SIXTEEN | _TYPES, "SLLSSL"))),
+]  # fmt: skip
+IDS = [f"{kind}-{'-'.join(keys)}-{letters}" for kind, keys, letters in ROWS]
+
+
+def write(folder: Path, kind: str, keys: dict[str, Any]) -> Path:
+    config = COMMON | OF_CLASS.get(kind, {}) | keys | {"model_type": kind}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def letters_of(shape: ModelShape) -> str:
+    return "".join("S" if shape.window_of(layer) else "L" for layer in range(shape.layers))
+
+
+@pytest.mark.parametrize(("kind", "keys", "letters"), ROWS, ids=IDS)
+def test_a_file_has_the_windows_that_its_class_reads(kind, keys, letters, tmp_path: Path) -> None:
+    shape = read_config(write(tmp_path, kind, keys), SEQ)
+    assert letters_of(shape) == letters
+    assert (shape.window, shape.windowed) == (16 if "S" in letters else None, letters.count("S"))
+    assert read_config(tmp_path, 16).windowed == 0, "a window of the sequence is none"
+    if kind != "gpt_oss":
+        (tmp_path / "config.json").write_text(json.dumps(config_of(shape)))
+        assert read_config(tmp_path, SEQ) == shape
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "keys", "letters"), [row for row in ROWS if row[0] != "gpt_oss"])
+def test_transformers_class_attends_in_the_same_layers(kind, keys, letters, tmp_path: Path) -> None:
+    """With the keys of the file, and with those that `export` writes for its shape."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    folder = write(tmp_path, kind, keys)
+    for _ in range(2):
+        shape = read_config(folder, SEQ)
+        config = json.loads((folder / "config.json").read_text())
+        of_class = transformers.CONFIG_MAPPING[config["model_type"]]  # (AutoConfig takes some of Mistral's for others)
+        model = transformers.AutoModelForCausalLM.from_config(of_class(**config), attn_implementation="eager")
+        seen = model(torch.arange(SEQ)[None] % 64, output_attentions=True).attentions
+        assert [int((layer[0, 0, -1] > 0).sum()) for layer in seen] == [16 if one == "S" else SEQ for one in letters]
+        (folder / "config.json").write_text(json.dumps(config_of(shape)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys", "words"),
+    [
+        ("qwen2", _SIXTEEN | _TYPES, "layer_types is .*, but its class has no window here, and fails"),
+        ("qwen3", _USED | _TYPES | {"sliding_window": None}, "layer_types is .*, but its class has no window"),
+        ("qwen2_moe", _SIXTEEN | _TYPES, "layer_types is .*, but its class has no window here"),
+        ("qwen2_moe", _USED | {"sliding_window": None}, "sliding_window is null, but use_sliding_window is true"),
+        ("dots1", _TYPES | {"sliding_window": None}, "layer_types is"),
+        ("dots1", _SIXTEEN | {"max_window_layers": None}, "max_window_layers is null"),
+        ("smollm3", _SIXTEEN | _TYPES, "layer_types is"),
+        ("mistral", {"sliding_window": 0}, "sliding_window is 0, but a token attends to itself"),
+        ("qwen3", _USED | {"layer_types": [_S]}, "layer_types is .*, but num_hidden_layers is 6"),
+    ],
+)
+def test_a_file_with_which_its_class_fails_is_refused(kind, keys, words, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_config(write(tmp_path, kind, keys), SEQ)
+
+
+def test_a_window_beyond_the_trained_length_stays(tmp_path: Path) -> None:
+    shape = read_config(write(tmp_path, "mistral", {}), SEQ)
+    for given, window in (({"sliding_window": 4096}, 4096), ({}, 4096), ({"sliding_window": None}, None)):
+        begun = init_config_in(write(tmp_path, "mistral", given | {"architectures": ["MistralForCausalLM"]}))
+        assert config_of(shape, begun=begun)["sliding_window"] == window
+        # One that is trained is the shape's own.
+        assert config_of(replace(shape, window=8), begun=begun)["sliding_window"] == 8
+    slides = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 3}
+    begun = init_config_in(write(tmp_path, "qwen2", slides))
+    config = config_of(read_config(tmp_path, SEQ), begun=begun)
+    assert config | slides == config
+
+
+LLAMA = replace(preset("llama3.1-8b"), window=128)
+NOTED = "no class of transformers has this shape, so export will refuse it: "
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "note"),
+    [
+        (LLAMA, ("MistralForCausalLM", "SmolLM3ForCausalLM"), ""),
+        (replace(LLAMA, window_layers="SSSL"), ("SmolLM3ForCausalLM",), ""),
+        (
+            replace(LLAMA, bias="all"),
+            (),
+            "LlamaForCausalLM is the nearest, with no model.window, no model.window_layers",
+        ),
+        (replace(preset("gpt2"), window=128), (), "GPT2LMHeadModel is the nearest, with no model.window, no "),
+        (replace(preset("mixtral-8x7b"), window=128), ("MixtralForCausalLM",), ""),
+        (
+            replace(preset("mixtral-8x7b"), window=128, window_layers="SL"),
+            (),
+            "MixtralForCausalLM is the nearest, with no model.window_layers",
+        ),
+        (replace(preset("qwen3-8b"), window=128, window_layers="LLS"), ("Qwen3ForCausalLM",), ""),
+    ],
+)
+def test_a_pattern_that_no_class_has_is_noted(shape, classes, note) -> None:
+    assert architectures_of(shape) == classes
+    assert no_class_note(shape).startswith(note and NOTED + note)
+
+
+def test_letters_for_all_layers_are_those_in_turn() -> None:
+    sizes = {"hidden": 64, "layers": 8, "heads": 4, "window": 16}
+    for letters, kept in (("SSSLSSSL", "SSSL"), ("SSSL", "SSSL"), ("SSS", None), ("LSSSSSSS", "LSSSSSSS")):
+        shape = resolve_shape(Model(**sizes, window_layers=letters))
+        assert shape.window_layers == kept
+        assert letters_of(shape) == (letters * 8)[:8]
+        assert [kind.count for kind in shape.kinds] == [
+            count for one in "SL" if (count := letters_of(shape).count(one))
+        ]
+        assert [shape.kind_of(layer).window for layer in range(8)] == [shape.window_of(layer) for layer in range(8)]
+        by_stage = [shape.kind_counts(first, 3) for first in (0, 3)]
+        assert by_stage == [tuple(letters_of(shape)[first : first + 3].count(one) for one in "SL"[: len(shape.kinds)])
+                            for first in (0, 3)]  # fmt: skip
+    for letters in ("SSSSSSSSL", "LL", "sl", ""):
+        with pytest.raises(ValueError, match=r"model\.window_layers is"):
+            resolve_shape(Model(**sizes, window_layers=letters))

@@ -1,0 +1,134 @@
+"""Windows: their masks whole and in blocks, FlexAttention's keys, and that one of the sequence is no window."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
+
+from hpc_gpt.trainer.engines.attention import AttentionKernels, prepare_attention
+from hpc_gpt.trainer.model import sight
+from hpc_gpt.trainer.model.attention import attention_core
+from hpc_gpt.trainer.model.documents import Boundaries
+from hpc_gpt.trainer.model.gpt import Gpt
+from hpc_gpt.trainer.model.sight import Sight, blocks_of, masks_of
+from hpc_gpt.trainer.model.techniques import ActivationOffload, Techniques
+from tests.distributed.equality_cases import VOCAB
+from tests.trainer.engines.test_attention import asking
+from tests.trainer.model.test_documents import END, SEQ, SHAPES, sample
+
+CPU, FP32 = torch.device("cpu"), torch.float32
+
+
+def heads(seed: int = 1) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, and keys and values of half as many heads."""
+    drawn = torch.Generator().manual_seed(seed)
+    query, *others = (torch.randn(3, SEQ, count, 16, generator=drawn).requires_grad_() for count in (4, 2, 2))
+    return query, others[0], others[1]
+
+
+def by_hand(query: Tensor, key: Tensor, value: Tensor, window: int, starts: Tensor | None) -> Tensor:
+    """Each query on its own."""
+    rows = []
+    for row in range(len(query)):
+        for place in range(SEQ):
+            first = max(place - window + 1, 0 if starts is None else int(starts[row, place]))
+            keys, values = (part[row, first : place + 1].repeat_interleave(2, 1) for part in (key, value))
+            weights = (query[row, place] * keys / 4).sum(-1).softmax(0)
+            rows.append((weights[..., None] * values).sum(0))
+    return torch.stack(rows).view(3, SEQ, -1)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, SEQ - 1])
+@pytest.mark.parametrize("starts", [None, Boundaries.of(sample(), END).starts], ids=["samples", "documents"])
+def test_in_blocks_of_queries_each_sees_the_same_keys(window, starts, monkeypatch) -> None:
+    inputs, results = heads(), []
+    for largest in (2**30, 4 * 40):
+        monkeypatch.setattr(sight, "LARGEST_MASK", largest)
+        masks = masks_of(SEQ, window, FP32, CPU, starts)
+        assert all(mask[0].nbytes <= largest or mask.shape[-2] == 1 for mask in masks)
+        assert (len(masks) == 1) == (largest == 2**30)
+        mixed = attention_core(*inputs, sight=Sight(masks))
+        results.append([mixed, *torch.autograd.grad(mixed.square().sum(), inputs)])
+    torch.testing.assert_close(*results)
+    torch.testing.assert_close(results[0][0], by_hand(*inputs, window, starts))
+
+
+def test_blocks_without_documents_share_one_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sight, "LARGEST_MASK", 4 * 40)
+    assert len({mask.untyped_storage().data_ptr() for mask in masks_of(SEQ, 3, FP32, CPU)}) == 1
+
+
+@pytest.mark.parametrize("starts", [None, Boundaries.of(sample(), END).starts], ids=["samples", "documents"])
+def test_flex_attention_is_asked_for_the_same_keys(starts: Tensor | None) -> None:
+    """On a CPU it has no backward pass, and here no compiler."""
+    flex = Sight(kernel=flex_attention, blocks=blocks_of(SEQ, 5, CPU, starts))
+    inputs = [part.detach() for part in heads()]
+    masks = Sight(masks_of(SEQ, 5, FP32, CPU, starts))
+    torch.testing.assert_close(attention_core(*inputs, sight=flex), attention_core(*inputs, sight=masks))
+    assert flex.tensors
+
+
+@pytest.mark.parametrize("window", [SEQ, SEQ + 1])
+def test_a_window_of_the_sequence_is_none_to_the_last_digit(window: int) -> None:
+    found = []
+    for shape in (SHAPES["llama"], replace(SHAPES["llama"], window=window)):
+        model = Gpt(shape, 1)
+        prepare_attention(model, AttentionKernels(replace(asking("auto"), model=shape), CPU), CPU)
+        loss = model(sample() % VOCAB, sample(2) % VOCAB)
+        found.append([loss, *torch.autograd.grad(loss, [*model.parameters()])])
+    assert all(map(torch.equal, *found))
+
+
+def test_layers_with_a_window_share_one_mask_that_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = replace(SHAPES["llama"], layers=4, window=3, window_layers="SSL")
+    model, kernels = (
+        Gpt(shape, 1, techniques=Techniques(activation_offload=True)),
+        AttentionKernels(replace(asking("auto"), model=shape), CPU),
+    )
+    prepare_attention(model, kernels, CPU)
+    given = [block.attention.sight for block in model.blocks]
+    assert given == [kernels.in_window, kernels.in_window, None, kernels.in_window]
+    kept: list[Any] = []
+    pack = ActivationOffload._pack
+    monkeypatch.setattr(ActivationOffload, "_pack", lambda self, tensor: kept.append(pack(self, tensor)) or kept[-1])
+    model(sample() % VOCAB, sample(2) % VOCAB)
+    mask = kernels.in_window.masks[0].untyped_storage().data_ptr()
+    assert [one[0].untyped_storage().data_ptr() for one in kept if len(one) == 1].count(mask) == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "dtype", "card", "head", "triton", "name"),
+    [
+        ("auto", "bf16", (9, 0), 64, True, "cudnn, flash in windows"),
+        ("flash", "bf16", (8, 0), 64, True, "flash"),
+        ("auto", "fp32", (9, 0), 64, True, "efficient, flex in windows"),
+        ("auto", "bf16", (8, 0), 320, True, "flash, flex in windows"),
+        ("auto", "fp32", (9, 0), 8, True, "efficient"),
+        ("auto", "fp32", (9, 0), 64, False, "efficient"),
+        ("auto", "fp16", (7, 0), 64, True, "efficient"),
+        ("math", "bf16", (9, 0), 64, True, "math"),
+    ],
+)
+def test_a_gpus_windows_have_this_kernel(asked, dtype, card, head, triton, name, monkeypatch) -> None:
+    """By what torch would answer: there is no GPU here."""
+    from hpc_gpt.trainer.engines import attention
+
+    def why_not(kernel: Any, query: Tensor, key: Tensor, mask: Tensor | None) -> str:
+        fast = attention._NAMES[kernel.value] in ("flash", "cudnn")
+        return "no" if fast and (mask is not None or dtype == "fp32" or query.shape[-1] % 8) else ""
+
+    version = SimpleNamespace(version=lambda: 92600)
+    monkeypatch.setattr(torch.backends, "cudnn", version)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: card)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(attention, "find_spec", lambda name: triton or name != "triton" or None)
+    monkeypatch.setattr(attention, "_why_not", why_not)
+    monkeypatch.setattr(torch, "empty", lambda *size, device, **how: torch.zeros(*size, **how))
+    resolved = asking(asked)
+    shape = replace(resolved.model, hidden=4 * head, window=5, window_layers="SL")
+    resolved = replace(resolved, model=shape, train=replace(resolved.train, dtype=dtype))
+    assert AttentionKernels(resolved, torch.device("cuda", 0)).chosen == name
