@@ -8,6 +8,7 @@ from typing import Any, Literal
 from hpc_gpt.core.settings.key_rules import key_rules
 from hpc_gpt.core.settings.layer_kinds import LayerKind, Matrix, NormShape
 from hpc_gpt.core.settings.model_keys import Bias, MlpKind, Model, NormKind, Positions, RopeScaling, Router
+from hpc_gpt.core.weights.window_classes import WINDOWS
 
 
 @dataclass(frozen=True)
@@ -324,12 +325,13 @@ def _kinds(shape: ModelShape) -> tuple[LayerKind, ...]:
     attention, norms, sinks = tuple(_attention(shape)), tuple(_norms(shape)), shape.heads if shape.sinks else 0
     dense = (*attention, *_mlp(shape, "", shape.mlp_width))
     routed = (*attention, *_experts(shape)) if shape.is_mixture else ()
+    parts: list[tuple[Literal["dense", "experts"], int, int, tuple[Matrix, ...]]] = [
+        ("dense", 0, shape._dense, dense),
+        ("experts", shape._dense, shape.layers, routed),
+    ]
     found = [
         LayerKind(name, shape._count(first, end, window), matrices, norms, sinks, window)
-        for name, first, end, matrices in (
-            ("dense", 0, shape._dense, dense),
-            ("experts", shape._dense, shape.layers, routed),
-        )
+        for name, first, end, matrices in parts
         for window in dict.fromkeys((shape.window, None))
     ]
     return tuple(kind for kind in found if kind.count > 0) or (LayerKind("dense", 0, dense, norms, sinks),)
@@ -390,10 +392,10 @@ def _norms(shape: ModelShape) -> Iterator[NormShape]:
 
 def architectures_of(shape: ModelShape) -> tuple[str, ...]:
     """The classes of transformers that have this shape, the usual one first; empty if there is none."""
-    from hpc_gpt.core.weights.windows import holds_windows  # it needs this module
-
     classes = _mixtures_of(shape) if shape.is_mixture else _dense_classes(shape)
-    return tuple(name for name in classes if holds_windows(name, shape))
+    if shape.window is None:
+        return tuple(classes)
+    return tuple(name for name in classes if name in WINDOWS and WINDOWS[name].holds(shape.windowed, shape.layers))
 
 
 def _dense_classes(shape: ModelShape) -> tuple[str, ...]:

@@ -1,41 +1,13 @@
-"""The layers of each transformers class that attend to a window, by the keys of its file (5.23), and back."""
+"""The windows of a config.json: the layers that have one by the keys of the file and its class, and back."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from hpc_gpt.core.settings.model_shape import ModelShape, shortest_pattern
 from hpc_gpt.core.weights.config_keys import Keys, class_of
+from hpc_gpt.core.weights.window_classes import WINDOWS
 
 _KEYS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
-
-
-@dataclass(frozen=True)
-class _Windows:
-    """A class with windows: which layers have one, unless the file has `layer_types` and the class reads them
-    (`typed`); the default of `sliding_window`, and of `max_window_layers`; `switched`: only with `use_sliding_window`.
-    """
-
-    layers: Literal["all", "even", "from", "even below", "unrotated"]
-    default: int | None
-    first: int | None = None
-    switched: bool = False
-    typed: bool = True
-
-
-_QWEN = _Windows("from", 4096, 28, switched=True)
-# {model type: its rule}. Other classes have no window, whatever their file says.
-_CLASSES = {
-    "mistral": _Windows("all", 4096, typed=False),
-    "mixtral": _Windows("all", None, typed=False),
-    "qwen2": _QWEN,
-    "qwen3": _QWEN,
-    "qwen2_moe": _Windows("even below", 4096, 28, switched=True),
-    "qwen3_moe": _Windows("all", 4096, switched=True, typed=False),
-    "dots1": _Windows("from", 4096, 62),
-    "smollm3": _Windows("unrotated", None, switched=True),
-    "gpt_oss": _Windows("even", 128),
-}
 
 
 def read_windows(keys: Keys, kind: str, layers: int, seq: int, nope_every: int | None = None) -> dict[str, Any]:
@@ -43,7 +15,7 @@ def read_windows(keys: Keys, kind: str, layers: int, seq: int, nope_every: int |
 
     Raises ConfigError if the class itself could not run such a file.
     """
-    types, windows = keys.layer_types(layers), _CLASSES.get(kind)
+    types, windows = keys.layer_types(layers), WINDOWS.get(class_of(kind))
     if windows is None:
         return {}
     window = keys.take("sliding_window", int, None if "sliding_window" in keys.config else windows.default)
@@ -53,7 +25,8 @@ def read_windows(keys: Keys, kind: str, layers: int, seq: int, nope_every: int |
         keys.refuse("sliding_window", "but use_sliding_window is true: its class fails without one")
     if types is None or not windows.typed:
         first = keys.take("max_window_layers", int, windows.first) if windows.first else None
-        sliding = [window is not None and _slides(windows, layer, first, nope_every) for layer in range(layers)]
+        rotates = [not (nope_every and (layer + 1) % nope_every == 0) for layer in range(layers)]
+        sliding = [window is not None and windows.slides(layer, first, rotates[layer]) for layer in range(layers)]
     else:
         sliding = [one == "sliding_attention" for one in types]
         if any(sliding) and window is None:
@@ -67,35 +40,16 @@ def read_windows(keys: Keys, kind: str, layers: int, seq: int, nope_every: int |
 
 def kept_windows(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """The keys of windows that a file has and its class reads."""
-    windows = _CLASSES.get(kind)
+    windows = WINDOWS.get(class_of(kind))
     if windows is None or (windows.switched and not config.get("use_sliding_window")):
         return {}
     return {"sliding_window": windows.default} | {key: config[key] for key in _KEYS if key in config}
 
 
-def _slides(windows: _Windows, layer: int, first: int | None, nope_every: int | None) -> bool:
-    """Whether the class gives this layer a window where no `layer_types` do."""
-    return {
-        "all": True,
-        "even": layer % 2 == 0,
-        "from": first is not None and layer >= first,
-        "even below": first is not None and layer < first and layer % 2 == 0,
-        "unrotated": nope_every is not None and (layer + 1) % nope_every == 0,
-    }[windows.layers]
-
-
-def holds_windows(name: str, shape: ModelShape) -> bool:
-    """Whether the class of this name can have the shape's windows: in the same layers."""
-    windows = next((windows for kind, windows in _CLASSES.items() if class_of(kind) == name), None)
-    if shape.window is None:
-        return True
-    return windows is not None and (windows.typed or shape.windowed in (0, shape.layers))
-
-
 def window_keys(shape: ModelShape, kind: str, begun: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of windows in the file of a shape, with which the class reads the same layers back. `begun`: the keys of
     the file that the run began from, which stay if the shape has no window: it is as long as the samples at least."""
-    windows = _CLASSES.get(kind)
+    windows = WINDOWS.get(class_of(kind))
     if windows is None:
         return {}
     if shape.window is None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.compiler.config
@@ -110,7 +111,7 @@ class AttentionKernels:
 
     def _sight(self, form: Sight, window: int | None, boundaries: Boundaries | None) -> Sight:
         """`form` filled in for a micro-batch: for its documents, or for whole samples."""
-        starts, seq = boundaries and boundaries.starts, self._seq
+        starts, seq = None if boundaries is None else boundaries.starts, self._seq
         if form.kernel is None:
             return Sight(masks_of(seq, window, self._dtype, self._device, starts))
         if form.blocks is not None:
@@ -148,7 +149,8 @@ class AttentionKernels:
 
             options, groups = packed_kernel(inspect.signature(varlen_attn).parameters, window)
             expands = resolved.model.is_grouped and not groups
-            return Sight(kernel=functools.partial(varlen_attn, **options), expands=expands)
+            packed: Any = functools.partial(varlen_attn, **options)
+            return Sight(kernel=packed, expands=expands)
         if window is not None and name == "auto" and _can_flex(resolved, device):
             from torch.nn.attention.flex_attention import flex_attention
 

@@ -221,7 +221,6 @@ def test_what_is_in_a_row_is_what_the_mask_gives(model, how, window, documents, 
         in_row._for_documents = in_row._pack(resolved, CARD)
         in_row._for_windows = in_row._pack(resolved, CARD, window)
         assert not in_row._for_windows.expands
-        assert in_row._name(1) == "flash" if documents else "flash"
         prepare_attention(plain, by_mask, CPU)
         prepare_attention(packed, in_row, CPU)
         compile_model(packed, engine)
@@ -237,4 +236,4 @@ def test_what_is_in_a_row_is_what_the_mask_gives(model, how, window, documents, 
     for own, usual in zip(packed.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(own.grad, usual.grad, atol=2e-6, rtol=0)
     if how == "block":
-        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (4 if window else 2)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (3 if window else 2)

@@ -225,7 +225,8 @@ def no_class_note(shape: ModelShape) -> str:
     near: dict[str, dict[str, Any]] = {}
     if architectures_of(shape):
         return ""
-    for changed in ({"window_layers": None}, {"window": None, "window_layers": None}) if shape.windowed else ():
+    for keys in (("window_layers",), ("window", "window_layers")) if shape.windowed else ():
+        changed: dict[str, Any] = dict.fromkeys(keys)
         near |= {name: changed for name in architectures_of(replace(shape, **changed)) if name not in near}
     for name, wanted in CLASSES_OF_MIXTURES.items() if shape.is_mixture and not near else ():
         changed = {key: values[0] for key, values in wanted.items() if getattr(shape, key) not in values}
@@ -237,7 +238,7 @@ def no_class_note(shape: ModelShape) -> str:
     if not near:
         return ""
     name = min(near, key=lambda one: len(near[one]))
-    keys = [f"no model.{key}" if one is None else f"model.{key}={str(one).lower()}" for key, one in near[name].items()]
+    words = [f"no model.{key}" if one is None else f"model.{key}={str(one).lower()}" for key, one in near[name].items()]
     return f"no class of transformers has this shape, so export will refuse it: {name} is the nearest, with " + (
-        ", ".join(keys)
+        ", ".join(words)
     )
