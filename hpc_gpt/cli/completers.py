@@ -55,6 +55,13 @@ def runs_and_logs(ctx: click.Context, parameter: click.Parameter, begun: str) ->
     return _or_files(begun, runs(ctx, parameter, begun))
 
 
+def states(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """The states of runs."""
+    from hpc_gpt.core.ends.failures import ENDED
+
+    return [state for state in ENDED if state.startswith(begun)]
+
+
 def columns(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Sets of columns, then keys of a record."""
     from hpc_gpt.report.published_tables import PUBLISHED_TABLES

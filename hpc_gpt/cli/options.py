@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import click
 
 from hpc_gpt.cli import completers
-from hpc_gpt.core.ends.failures import ENDED
 from hpc_gpt.core.errors import ConfigError
 
 # The sections in the help of a verb that has many options.
@@ -315,7 +314,7 @@ TABLE = (
     Option("--open", "status", "One line per run of a sweep, as if the sweep was named.", name="opened"),
     Option("--sizes", "status", "Disk space of each run, by kind, and free space."),
     Option("--state", "status", "Only runs of that state (hpc-gpt help causes); may be repeated.", name="states",
-           multiple=True, type=click.Choice([*ENDED]), metavar="STATE", rules=[_excludes("--sizes --watch")]),
+           multiple=True, metavar="STATE", shell_complete=completers.states, rules=[_excludes("--sizes --watch")]),
     Option("--failed", "status", "Only runs that failed, or whose end is not known.",
            rules=[_excludes("--sizes --watch")]),
     Option("--all", "status", "Every run; the newest 20 unless given.", name="show_all"),

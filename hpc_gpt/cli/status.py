@@ -68,6 +68,8 @@ def status(
     is asked once for all runs; accounting is not needed. --sizes prints instead the bytes of checkpoints, logs and
     code; clean lists the files that may go. Exit 1 if you may not read a run's folder.
     """
+    if unknown := [state for state in states if state not in ENDED]:
+        raise click.BadParameter(f"{unknown[0]!r} is not one of {', '.join(map(repr, ENDED))}.", param_hint="'--state'")
     logs = logs_folder()
     opened = opened or any(singles_out(name) for name in names) or bool(states or failed)
     wanted = {*states, *(FAILED if failed else ())} or {*ENDED}
