@@ -382,7 +382,7 @@ def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
         age_s=max(0.0, now - submitted) if submitted else None,
         left_s=left * step_s if left is not None and step_s and state == "running" else None,
         gpu_hours=(gpu_hours(past) or None) if resolved.asked_gpus is not None else None,
-        after=after_table(run.path, of_after) or None,
+        after=after_table(run.path, of_after) or None if resolved.after.is_asked else None,
         branch_of=f"{parent.get('run')}@{parent.get('step')}" if parent.get("branch") else None,
         suspended=state == "suspended",
         run_on=[*run_state.run_on] or None,

@@ -22,7 +22,7 @@ from tests.made_runs import add_checkpoint, make_run, with_checkpoints
 
 @pytest.fixture
 def run(tmp_path) -> RunFolder:
-    return make_run(tmp_path)
+    return make_run(tmp_path, after__run="true")
 
 
 def job_of(run: RunFolder, step: int, job_id: str | None = None, code: int | None = None) -> AfterJob:
