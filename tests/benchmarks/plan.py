@@ -45,6 +45,7 @@ from tests.planner.published.figures import (
     WITHOUT_SOURCE,
     all_scores,
     as_tables,
+    crossed_tables,
     mixture_tables,
     read_files,
     write,
@@ -180,7 +181,8 @@ def _figures(folder: Path, renew: bool) -> None:
     each_us = _microseconds([row for rows in files for row in rows.rows])
     print(f"one prediction: {each_us:.0f} microseconds, memory and time of one layout")
     if renew:
-        write(as_tables(files, tables) | {"mixtures": mixture_tables(read_rows(folder / MIXTURES))})
+        mixtures = read_rows(folder / MIXTURES)
+        write(as_tables(files, tables) | {"mixtures": mixture_tables(mixtures) | crossed_tables(mixtures)})
         print(f"written: {COMMITTED}")
 
 

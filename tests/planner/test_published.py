@@ -16,9 +16,12 @@ from tests.planner.published.figures import (
     WITHOUT_SOURCE,
     Files,
     as_tables,
+    crossed_tables,
+    mixture_tables,
     read_files,
     score_with,
 )
+from tests.planner.published.mixtures import FILE as MIXTURES
 from tests.planner.published.rows import LeftOut, read_rows
 from tests.planner.published.scores import Scores, calibrate_clusters, choosing, predict_rows, predicted_only, score
 
@@ -123,3 +126,32 @@ def test_constants_are_of_each_cluster(files):
     assert all(cluster.mean_error < 0.06 for cluster in clusters)
     used = {entry.calibration for entry in predicted_only(predict_rows(files[1], choosing(clusters)))}
     assert used == {"vtrain_multi", "vtrain_single", "bloom"}
+
+
+@pytest.mark.shared
+def test_mixtures_are_no_worse_than_what_is_committed(shared):
+    held = json.loads(COMMITTED.read_text())["mixtures"]
+    found = mixture_tables(read_rows(shared / "planner" / MIXTURES))
+    assert found["left out"] == held["left out"]
+    found, held = found[DATA_SHEETS], held[DATA_SHEETS]
+    assert found["time averaged over sources"] <= held["time averaged over sources"] + SLACK
+    assert found["wrong fits"] <= held["wrong fits"]
+    for kind in ("time", "memory"):
+        assert {name: each[0] for name, each in found[kind].items()} == {
+            name: each[0] for name, each in held[kind].items()
+        }
+        assert found[f"{kind} of all rows"][1] <= held[f"{kind} of all rows"][1] + SLACK
+
+
+@pytest.mark.shared
+@pytest.mark.long
+def test_a_source_of_mixtures_is_predicted_by_the_others(shared):
+    """Of sources of more than five rows: at most twice the error that it has where it is fitted to."""
+    rows = read_rows(shared / "planner" / MIXTURES)
+    crossed, fitted = crossed_tables(rows), mixture_tables(rows)[DATA_SHEETS]["time"]
+    errors = {name: error for name, (_, error) in crossed[WITHOUT_SOURCE].items()}
+    assert all(errors[name] <= 2 * fitted[name][1] for name in errors if fitted[name][0] > 5)
+    assert sum(errors.values()) / len(errors) < 0.15
+    held = json.loads(COMMITTED.read_text())["mixtures"]
+    for part, found in crossed.items():
+        assert all(error <= held[part][name][1] + 2 * SLACK for name, (_, error) in found.items()), part

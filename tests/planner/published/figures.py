@@ -74,13 +74,16 @@ def as_tables(files: Files, scores: dict[str, Scores]) -> dict[str, Any]:
 
 
 def mixture_tables(rows: Rows) -> dict[str, Any]:
-    """What is committed of the rows of mixtures: scores by data sheets; the number of rows and the mean error of the
-    times of each source, and each release of a program, by constants fitted to all others; and what is left out."""
-    tables = {
-        DATA_SHEETS: _of_scores(score(predicted_only(predict_rows(rows, choosing(()))))),
-        "left out": {entry.id: entry.reason for entry in rows.left_out},
-    }
-    for name, part in {"without the source": by_source, "without the release": by_release}.items():
+    """What is committed of the rows of mixtures: scores by data sheets, and the reasons of those left out."""
+    scores = score(predicted_only(predict_rows(rows, choosing(()))))
+    return {DATA_SHEETS: _of_scores(scores), "left out": {entry.id: entry.reason for entry in rows.left_out}}
+
+
+def crossed_tables(rows: Rows) -> dict[str, Any]:
+    """The same, of each source of mixtures and of each release of a program: the number of rows, and the mean error of
+    their times by constants fitted to all others."""
+    tables = {}
+    for name, part in {WITHOUT_SOURCE: by_source, "fitted without the release": by_release}.items():
         errors = fitted_without(rows.rows, FITTED_MIXTURES, part)
         tables[name] = {each: [len(found), round(fmean(found), 4)] for each, found in errors.items()}
     return tables
