@@ -285,7 +285,7 @@ class _StepModel:
         """Bytes/s of a node to the others in reductions and gathers; `overlaps`: of buckets beside the passes."""
         if not overlaps or generation_of(self.machine) not in ("hopper", "blackwell"):
             return self.links.reduction_b_s
-        return self.links.reduction_b_s * (VALUES["overlap.gradients.reduction"] / DEFAULT.reduction)
+        return self.links.reduction_b_s * (float(VALUES["overlap.gradients.reduction"]) / DEFAULT.reduction)
 
     def _over_replicas_s(
         self, training: Training, params: float, of_experts: float, bytes_each: float, rate: float
