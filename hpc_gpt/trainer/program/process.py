@@ -193,7 +193,7 @@ class ForeignLog:
         self.has_steps, self.stepped_boot_s = False, 0.0  # when the line of the last step was read, since the boot
         self._clock, self._prints_times = clock or StepClock(), False
         self._at_fault = False
-        self.chunks = 0  # of output that came so far
+        self.moves = 0  # chunks of output that came, and lines of them that were taken
         self._thread: threading.Thread | None = None
 
     def follow(self, process: subprocess.Popen[bytes]) -> None:
@@ -205,8 +205,8 @@ class ForeignLog:
         """Waits for the last line, but not for a process that the program left behind and that holds the pipe open."""
         assert self._thread is not None
         read = -1
-        while self._thread.is_alive() and read != self.chunks:
-            read = self.chunks
+        while self._thread.is_alive() and read != self.moves:
+            read = self.moves
             self._thread.join(timeout=5)
         self.flush_steps(math.inf)
         self.keep_loss(0.0)
@@ -239,7 +239,7 @@ class ForeignLog:
         assert process.stdout is not None
         left = b""
         while chunk := os.read(process.stdout.fileno(), 1 << 16):
-            self.chunks += 1
+            self.moves += 1
             left += chunk
             whole = max(left.rfind(b"\n"), left.rfind(b"\r")) + 1
             if not whole and len(left) < _LONGEST_LINE:
@@ -267,6 +267,7 @@ class ForeignLog:
         now = time.monotonic()
         rows: list[StepRow] = []
         for line in lines:
+            self.moves += 1
             with self._guard():
                 self._saw(line[:_LONGEST_READ])
             self._since += 1

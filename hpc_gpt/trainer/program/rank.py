@@ -113,7 +113,7 @@ class ForeignRank:
         is_first = self._place.local_rank == 0
         self._look_s = max(_LOOK_S, (self._resolved.nodes if is_first else self._place.size) / _LOOKS)
         self._mates: NodeMates | None = None
-        self._chunks = 0
+        self._moves = 0
         self._hangs = False
         self._heart = Heartbeat(0, 0)  # until the program is started
         self._inbox = Inbox(attempt)
@@ -405,7 +405,7 @@ class ForeignRank:
         if reads:
             self._read = now
         log, is_foreign = start.log, isinstance(heart, ForeignHeartbeat)
-        heard, self._chunks = log.chunks != self._chunks, log.chunks
+        heard, self._moves = log.moves != self._moves, log.moves
         log.flush_steps()
         came_boot_s = log.stepped_boot_s if is_foreign and log.has_steps else None
         if count_steps(self.step if reads else int(self._heard.get("step") or 0), heart, came_boot_s):

@@ -183,7 +183,7 @@ def test_a_reader_that_fails_is_one_note_and_all_is_read_on(capfdbinary: pytest.
     (line,) = said.err.decode().splitlines()
     assert line.startswith(note)
     assert line.endswith("); it runs on, and steps may be missing")
-    assert log.chunks >= 1
+    assert log.moves >= 1
 
 
 def test_the_pulse_of_a_program_is_its_output_until_it_has_steps() -> None:

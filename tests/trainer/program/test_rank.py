@@ -230,7 +230,7 @@ def test_the_heart_counts_the_steps_and_knows_the_pauses(task) -> None:
     found._mates = SimpleNamespace(is_first=True, says=b"", heard=b"")
 
     def follow(number: int, chunks: int = 1, later: bool = True) -> tuple[int, str, int]:
-        log.chunks = chunks
+        log.moves = chunks
         step(found, number)
         if later:
             found._followed = found._read = 0.0
