@@ -1,9 +1,11 @@
 """Mixtures of experts in a plan: parameters and memory by stage, rows, dispatch, launches, and the search over ep."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
+from hpc_gpt.core.engines import states_of
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.errors import LayoutError
 from hpc_gpt.core.settings.layout import Layout
@@ -15,12 +17,12 @@ from hpc_gpt.planner.machine import DEFAULT, Rates
 from hpc_gpt.planner.memory import kinds_of_stages, predict_memory, stage_expert_params, stage_params
 from hpc_gpt.planner.question import Question
 from hpc_gpt.planner.search import search
-from hpc_gpt.planner.step_time import _StepModel
+from hpc_gpt.planner.step_time import _StepModel, layer_time
 from hpc_gpt.planner.table import other_ep_text
 from tests.planner.machines import machine_named
 
 GIB = 2**30
-H100 = machine_named("h100-80g", 8, "infiniband 8x400G")
+H100, B200 = (machine_named(device, 8, "infiniband 8x400G") for device in ("h100-80g", "b200"))
 QWEN = preset("qwen3-30b-a3b")
 DEEPSEEK = replace(preset("deepseek-v3"), mtp_layers=0)
 BALANCED = Training(
@@ -123,6 +125,42 @@ def test_rows_are_sorted_padded_and_biased():
     less = moved(**one, etp=1) - 6 * 768 * rows / 4
     assert moved(**one, etp=4) - 6 * 768 / 4 * rows == pytest.approx(less)
     assert less == pytest.approx((4 * QWEN.hidden * 9 + VALUES["experts.router_bytes"] * 128) * tokens / 4)
+
+
+def test_grouped_products_in_8_bits_are_slower_on_hopper_alone():
+    def takes(machine, **changes):
+        run = replace(BALANCED, **changes)
+        return experts.expert_products_s(run, Rates(machine, DEFAULT, run), QWEN.kinds[-1])
+
+    with mock.patch.dict(VALUES, {"experts.eight_bits.hopper": 0.5}):
+        slower = [takes(machine, matmul="fp8-tensor") for machine in (H100, B200)]
+        assert takes(H100) == takes(H100, matmul="none")
+    with mock.patch.dict(VALUES, {"experts.eight_bits.hopper": 1.0}):
+        usual = [takes(machine, matmul="fp8-tensor") for machine in (H100, B200)]
+    assert slower == pytest.approx([2 * usual[0], usual[1]])
+
+
+def test_narrow_heads_wait_for_exponentials_on_blackwell():
+    def core(machine, head):
+        run = replace(BALANCED, shape=replace(QWEN, head_dim=head, heads=32 * 128 // head, kv_heads=4))
+        return layer_time(run, Rates(machine, DEFAULT, run)).core_s
+
+    slower = [core(machine, 64) / core(machine, 128) for machine in (H100, B200)]
+    assert 1.1 < slower[0] < 1.3 < 1.6 < slower[1] < 2
+
+
+def test_the_loss_of_a_mixture_is_in_place():
+    """Megatron-LM without a fused loss: 6 bytes a logit, where a dense model is counted with 10."""
+    assert states_of(BALANCED).logit_bytes(BALANCED) == 6
+    assert states_of(BALANCED).logit_bytes(replace(BALANCED, shape=preset("gpt2"), ep=1)) == 10
+
+
+def test_who_gathers_ahead_hides_experts_under_fsdp(monkeypatch):
+    run = replace(BALANCED, engine="fsdp", sharded_optimizer=False, zero_stage=3, ep=2)
+    late = _StepModel(H100, DEFAULT)._gathers_s(run, 0, 1.0)
+    monkeypatch.setattr(type(states_of(run)), "gathers_ahead", True)
+    ahead = _StepModel(H100, DEFAULT)._gathers_s(run, 0, 1.0)
+    assert 0 < ahead < DEFAULT.exposed * late
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,8 @@ def _traits(row: Fields, kind: Kind) -> dict[str, Any]:
     if stated.get("routing") not in (None, *get_args(Routing)):  # the source does not state it
         del stated["routing"]
     if row.cuda_graph_scope:
-        stated["cuda_graphs"] = tuple(name for name in row.cuda_graph_scope if name in get_args(CudaGraph))
+        scopes = ("full" if str(name).startswith("full") else name for name in row.cuda_graph_scope)
+        stated["cuda_graphs"] = tuple(name for name in scopes if name in get_args(CudaGraph))
     return stated
 
 
