@@ -326,7 +326,7 @@ class _StepModel:
     def _update_s(self, training: Training, params: float) -> tuple[float, float]:
         """Returns (seconds of the update on the GPU, seconds to copy and update the offloaded part)."""
         rank_params = params / engine_of(training).optimizer_ranks(training)
-        moved_bytes = training.optimizer_facts.moved_bytes(training.optimizer_mode)
+        moved_bytes = training.optimizer_facts.moved_bytes(training.optimizer_mode, training.hidden)
         if training.offload == "none":
             memory_b_s = self.machine.memory_gb_s * 1e9 * self.constants.memory
             return rank_params * moved_bytes / memory_b_s, 0.0

@@ -21,6 +21,7 @@ from hpc_gpt.core.engines.base.megatron_program import (
 from hpc_gpt.core.engines.base.megatron_recompute import recompute_faults
 from hpc_gpt.core.engines.base.training import LOGIT_BYTES, StateBytes, Training, plain_states
 from hpc_gpt.core.errors import Fault
+from hpc_gpt.core.optimizers import OptimizerFacts
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, Data, Engine, Train
 from hpc_gpt.core.settings.layout import Layout
@@ -252,6 +253,9 @@ class MegatronLm(EngineFacts):
             places = training.shape.layers + 2 * splits_edges(training.shape.layers, training.pp)
             others += [INTERLEAVED, str(places // (training.pp * training.vp))]
         return replace(engine, megatron_args=tuple(others))
+
+    def has_optimizer(self, optimizer: OptimizerFacts) -> bool:
+        return optimizer.megatron_options(Train()) is not None
 
     def rule(self, training: Training) -> str:
         return "fp32" if training.dtype == "fp32" else "megatron"

@@ -17,19 +17,27 @@ class OptimizerFacts:
 
     name: ClassVar[str]
     keys: ClassVar[frozenset[str]] = frozenset()  # the keys of [train] that it follows, of those that not all follow
-    moments: ClassVar[int] = 0  # bytes of its fp32 states per parameter
+    needs_shares: ClassVar[bool] = False  # whether it updates whole matrices, on the GPU, from shares that it is given
 
     def __init_subclass__(cls) -> None:
         """Names the class by its module."""
         cls.name = cls.__module__.rpartition(".")[2].replace("_", "-")
 
-    def moved_bytes(self, mode: str) -> float:
+    def moment_bytes(self, hidden: float) -> float:
+        """Bytes of its fp32 states per parameter, if `hidden` is the share of the layers' matrices among these."""
+        return 0.0
+
+    def moved_bytes(self, mode: str, hidden: float) -> float:
         """Bytes per parameter that an update reads and writes in a step with the norm, counted by hand.
 
         It reads fp32 master weight, states and gradient, writes the first two, and 2 for the 16-bit weight; then reads
         and writes the gradient for its norm and scale.
         """
-        return 2 * (4 + self.moments) + 4 + 2 + 2 * 4
+        return 2 * (4 + self.moment_bytes(hidden)) + 4 + 2 + 2 * 4
+
+    def product_sizes(self, rows: int, columns: int) -> list[tuple[int, int, int]]:
+        """(m, n, k) of each matrix product in the update of a hidden matrix."""
+        return []
 
     def update_bytes(self, mode: str, params: float, matrix: float, table: float) -> float:
         """Bytes of the update's temporaries, by torch 2.13's AdamW (torch/optim/adam.py): fused kernels keep everything

@@ -16,6 +16,7 @@ from hpc_gpt.core.optimizers import optimizer_named
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.shape_split import hidden_share
 from hpc_gpt.core.settings.sized import Sized, runs_program
 
 # Upper bounds of the files: in a run's folder and attempt, per rank there, in a checkpoint, per rank in a checkpoint.
@@ -27,10 +28,10 @@ def checkpoint_bytes(resolved: Sized) -> int:
 
     Bytes per parameter under AdamW, in any dtype: 12.0 with every engine of ours, weights and moments in fp32.
     """
-    per_parameter = 4 + optimizer_named(resolved.train.optimizer).moments
+    per_parameter = 4 + optimizer_named(resolved.train.optimizer).moment_bytes(hidden_share(resolved.model))
     if engine_named(resolved.engine.name).saves_weights_again:
         per_parameter += 4 if resolved.train.dtype == "fp32" else 2
-    return resolved.model.params * per_parameter
+    return round(resolved.model.params * per_parameter)
 
 
 def steps_between_saves(train: Train, step_s: float) -> int:

@@ -165,8 +165,16 @@ class Train:
     "Whether only deterministic kernels run: slower, but the same layout gives the same bits."
     tf32: bool = key(False, resume="free", affects=("speed",))
     "Whether fp32 matrix products run as TF32, with 10 bits of mantissa."
-    optimizer: OptimizerName = key("adamw", resume="never", affects=("speed",))
-    "AdamW, or SGD without momentum."
+    optimizer: OptimizerName = key("adamw", resume="never", affects=("speed",), branch=True)
+    "AdamW, SGD without momentum, or Muon for the layers' matrices with AdamW for all else (muon)."
+    muon_lr: float | None = key(None, resume="never", affects=("schedule",), branch=True, above=0)
+    "Muon's learning rate, on the schedule of train.lr, which is its default; for example 1e-3."
+    muon_momentum: float = key(0.95, resume="never", affects=("schedule",), branch=True, below=1)
+    "Decay of Muon's momentum, from 0 to 1."
+    muon_steps: int = key(5, resume="never", affects=("speed",), branch=True, least=1, below=21)
+    "Newton-Schulz steps of each of Muon's updates, 1 to 20."
+    muon_dtype: Literal["bf16", "fp32"] = key("bf16", resume="never", affects=("speed",), branch=True)
+    "Data type of Muon's Newton-Schulz products; with fp32, layouts differ less."
     optimizer_mode: Literal["fused", "foreach", "for-loop", "host"] | None = key(
         None, resume="free", affects=("speed",)
     )

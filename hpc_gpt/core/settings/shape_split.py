@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import islice
 
 from hpc_gpt.core.errors import Fault, raise_faults
@@ -25,6 +26,21 @@ def kind_params(kind: LayerKind, tp: int, ep: int = 1, etp: int | None = None) -
 def expert_params(kind: LayerKind, tp: int, ep: int = 1, etp: int | None = None) -> float:
     """Parameters of the routed experts of one layer on one rank."""
     return sum(matrix.size_on(etp or tp) + matrix.bias_on(etp or tp) for matrix in kind.routed) / ep
+
+
+@lru_cache(maxsize=4096)
+def hidden_share(shape: ModelShape, of_experts: bool | None = None) -> float:
+    """The share of the layers' matrices, without routers, among the parameters: of the routed experts, of all but
+    these, or of all (None)."""
+    experts = sum(kind.count * kind.expert_params for kind in shape.kinds)
+    params = {None: shape.params, True: experts, False: shape.params - experts}[of_experts]
+    hidden = (
+        kind.count * matrix.size
+        for kind in shape.kinds
+        for matrix in kind.matrices
+        if matrix.split != "none" and of_experts in (None, matrix.is_routed)
+    )
+    return sum(hidden) / params if params else 0.0
 
 
 def layers_params(shape: ModelShape, counts: Sequence[float], tp: int, ep: int = 1, etp: int | None = None) -> float:

@@ -22,6 +22,7 @@ from hpc_gpt.core.engines.base.ds_config import (
 from hpc_gpt.core.engines.base.facts import EngineFacts
 from hpc_gpt.core.engines.base.training import StateBytes, Training, zero_states
 from hpc_gpt.core.errors import Fault
+from hpc_gpt.core.optimizers import OptimizerFacts
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.shape_split import outer_params
@@ -40,6 +41,9 @@ class DeepspeedFacts(EngineFacts):
 
     def stage_that_runs(self, stage: int, dtype: str) -> int:
         return stage_that_runs(stage, dtype)
+
+    def has_optimizer(self, optimizer: OptimizerFacts) -> bool:
+        return not optimizer.needs_shares
 
     def offload_faults(self, engine: Engine) -> Iterator[Fault]:
         stage = engine.zero_stage or 0

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from hpc_gpt.core.engines.base.training import StateBytes, States, Training, plain_states
 from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
+from hpc_gpt.core.optimizers import OptimizerFacts
 from hpc_gpt.core.recomputation import RECOMPUTES, Recompute, recomputation
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, CpExchange, Data, Engine, Matmul, Train
@@ -212,6 +213,10 @@ class EngineFacts(States):
     def context_fault(self, shape: ModelShape, layout: Layout, engine: Engine) -> Fault | None:
         """The reason why the engine cannot divide samples over cp for such a model; None if it can."""
         return context_fault(shape, layout, engine.cp_exchange, engine.sequence_parallel)
+
+    def has_optimizer(self, optimizer: OptimizerFacts) -> bool:
+        """Whether the engine can train with it."""
+        return True
 
     def offload_faults(self, engine: Engine) -> Iterator[Fault]:
         """The reasons why the engine cannot offload as requested; only called if it has the switch."""

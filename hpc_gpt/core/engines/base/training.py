@@ -12,7 +12,7 @@ from hpc_gpt.core.settings.experiment import CpExchange, Matmul
 from hpc_gpt.core.settings.layout import AXES, Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.services import AttentionKernel, CudaGraph, Dispatcher, GradSum, HeldAs, Loss, Routing
-from hpc_gpt.core.settings.shape_split import check_split, expert_params, kind_params
+from hpc_gpt.core.settings.shape_split import check_split, expert_params, hidden_share, kind_params
 
 Offload = Literal["none", "optimizer", "full"]
 OptimizerMode = Literal["fused", "foreach", "for-loop"]
@@ -91,6 +91,7 @@ class Training:
     padded_experts: bool = False  # experts are multiplied in one batch, each padded to the rows of the largest
     ep_overlap: bool = False  # tokens are sent beside the passes of another micro-batch
     cuda_graphs: tuple[CudaGraph, ...] = ()  # parts of a layer that are launched as one graph
+    experts_alone: bool = False  # `of_experts`: its parameters are those of the routed experts
 
     def __post_init__(self) -> None:
         check_sizes({name: getattr(self, name) for name in _SIZES})
@@ -148,9 +149,14 @@ class Training:
         return optimizer_named(self.optimizer)
 
     @property
+    def hidden(self) -> float:
+        """The share of the layers' matrices among the parameters: of the experts, or of all others."""
+        return hidden_share(self.shape, self.experts_alone)
+
+    @property
     def moments(self) -> float:
         """Bytes per parameter of the optimizer's fp32 states."""
-        return self.optimizer_facts.moments
+        return self.optimizer_facts.moment_bytes(self.hidden)
 
     @property
     def expert_tp(self) -> int:
@@ -177,7 +183,14 @@ class Training:
     def of_experts(self) -> "Training":
         """This training with the layout of its experts: dp is the number of an expert's replicas."""
         of_experts = object.__new__(Training)  # made without __init__: a search asks for thousands, which need no check
-        degrees = {"dp": self.expert_replicas, "cp": 1, "ep": 1, "etp": None, "ep_outside_dp": False}
+        degrees = {
+            "dp": self.expert_replicas,
+            "cp": 1,
+            "ep": 1,
+            "etp": None,
+            "ep_outside_dp": False,
+            "experts_alone": True,
+        }
         of_experts.__dict__.update(vars(self) | degrees)
         return of_experts
 

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from hpc_gpt.core.engines import engine_named, trainers
 from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.formulas import MOST_TOKENS
+from hpc_gpt.core.optimizers import optimizer_named, optimizers
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.experiment import Engine, Experiment, Train
@@ -32,6 +33,7 @@ def engine_faults(engine: Engine, layout: Layout, shape: ModelShape, train: Trai
     faults = [*_layout_faults(engine, split), *_switch_faults(engine, layout, train, shape)]
     if engine.offload != "none":
         faults += _offload_faults(engine, train)
+    faults += _optimizer_faults(engine, train)
     of_model = [*engine_shape_faults(engine, shape), *_expert_faults(engine, shape, train)]
     of_model += _size_faults(engine, layout, shape)
     if layout.cp > 1 and "cp" in engine_named(engine.name).axes:
@@ -190,6 +192,22 @@ def _offload_faults(engine: Engine, train: Train) -> Iterator[Fault]:
         yield Fault(f"train.optimizer_mode is {train.optimizer_mode}, but the host updates offloaded states, "
                     "and those kernels do not run there",
                     "leave train.optimizer_mode out: the host's own kernel is used")  # fmt: skip
+
+
+def _optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:
+    optimizer, asks = optimizer_named(train.optimizer), f"train.optimizer is {train.optimizer}"
+    if not engine_named(engine.name).has_optimizer(optimizer):
+        able = " or ".join(name for name, facts in trainers().items() if facts.has_optimizer(optimizer))
+        yield Fault(f"{asks}, which engine {engine.name} does not have",
+                    f'use --engine {able}, or train.optimizer = "adamw"')  # fmt: skip
+    elif optimizer.needs_shares and engine.offload != "none":
+        yield Fault(f"engine.offload is {engine.offload}, but {optimizer.name} updates on the GPU",
+                    'leave engine.offload out, or use train.optimizer = "adamw"')  # fmt: skip
+    for name in optimizers():
+        for key in (key for key in key_rules(Train) if name != optimizer.name and key.startswith(f"{name}_")):
+            if (value := getattr(train, key)) not in key_rules(Train)[key].defaults:
+                yield Fault(f"train.{key} is {value}, but {asks}",
+                            f'leave it out, or use train.optimizer = "{name}"')  # fmt: skip
 
 
 def product_faults(resolved: Sized) -> Iterator[Fault]:

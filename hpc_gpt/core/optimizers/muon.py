@@ -1,0 +1,29 @@
+"""Muon (Jordan 2024; Liu et al. 2025, arXiv:2502.16982) for the hidden matrices, AdamW for all else."""
+
+from hpc_gpt.core.optimizers import OptimizerFacts
+from hpc_gpt.core.optimizers.adamw import OPTIMIZER as ADAMW
+
+
+class Muon(OptimizerFacts):
+    keys = ADAMW.keys | {"muon_lr", "muon_momentum", "muon_steps", "muon_dtype"}
+    needs_shares = True
+
+    def moment_bytes(self, hidden: float) -> float:
+        return ADAMW.moment_bytes(hidden) * (1 - hidden) + 4 * hidden
+
+    def moved_bytes(self, mode: str, hidden: float) -> float:
+        """Of a hidden matrix: momentum 12, Nesterov's input 12, decay 8, 16-bit copy and its norm 8, update 10 and the
+        16-bit weight 2; then the gradient for its norm and scale. The products are counted apart."""
+        return ADAMW.moved_bytes(mode, hidden) * (1 - hidden) + (12 + 12 + 8 + 8 + 10 + 2 + 2 * 4) * hidden
+
+    def update_bytes(self, mode: str, params: float, matrix: float, table: float) -> float:
+        """Three 16-bit matrices of Newton-Schulz, of which the polynomial is square at most, or AdamW's."""
+        return max(4 * 2 * matrix, ADAMW.update_bytes(mode, params, matrix, table))
+
+    def product_sizes(self, rows: int, columns: int) -> list[tuple[int, int, int]]:
+        """Five steps of Newton-Schulz: 2 r^2 (2 c + r) FLOPs each, of r rows below c columns."""
+        short, long = sorted((rows, columns))
+        return 5 * [(short, short, long), (short, short, short), (short, long, short)]
+
+
+OPTIMIZER = Muon()
