@@ -9,7 +9,8 @@ from typing import Any
 from hpc_gpt.core.engines import engine_named, trainers
 from hpc_gpt.core.engines import engines as all_engines
 from hpc_gpt.core.engines.base.training import Offload, OptimizerMode, Training
-from hpc_gpt.core.errors import LayoutError, UserError, check_sizes
+from hpc_gpt.core.errors import LayoutError, UserError, check_sizes, raise_faults
+from hpc_gpt.core.optimizers import optimizer_named
 from hpc_gpt.core.recomputation import RECOMPUTES, Recompute
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.decide import size_run
@@ -17,6 +18,7 @@ from hpc_gpt.core.settings.experiment import CpExchange, Engine, Experiment, Mat
 from hpc_gpt.core.settings.layout import AXES, Layout, nodes_for
 from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.rules.engine import optimizer_faults
 from hpc_gpt.core.settings.shape_split import partition_layers, split_faults
 from hpc_gpt.planner.fast import with_fast_settings
 from hpc_gpt.planner.training import PLANNED, has_mask, traits_of, update_mode, with_choices
@@ -250,7 +252,8 @@ class Question:
             if zero_stage not in facts.zero_stages or (layout.pp > 1 and zero_stage > 1) or searched_already:
                 continue
             for offload in self._choices("offload", OFFLOADS):
-                if not _can_offload(engine, stage, offload):
+                on_host = offload != "none" and optimizer_named(self.optimizer).needs_shares
+                if on_host or not _can_offload(engine, stage, offload):
                     continue
                 able = "sharded_optimizer" in facts.switches and layout.data_ranks > 1
                 able = able and self._runs(engine, layout, sharded_optimizer=True)
@@ -343,6 +346,9 @@ def question_of(
         )
     if experiment.data.mask_documents:
         tried = tuple(name for name in tried if engine_named(name).trains_our_model or "engine.name" in holds)
+    optimizer = optimizer_named(experiment.train.optimizer)
+    raise_faults(optimizer_faults(engine, experiment.train) if "engine.name" in holds else ())
+    tried = tuple(name for name in tried if engine_named(name).has_optimizer(optimizer))
     mask = has_mask(experiment.data, engine, shape, experiment.train.dtype, profile.device)
     plain = {name: traits_of(engine, name, profile.device) | {"document_mask": mask} for name in tried}
     traits = plain

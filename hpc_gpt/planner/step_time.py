@@ -125,6 +125,7 @@ class _StepModel:
         if of_experts:
             more = self._update_s(training.of_experts, of_experts)
             optimizer, offload = optimizer + more[0], offload + more[1]
+        optimizer += self._products_s(training, rates)
         if training.activations_on_host:  # each layer's input is copied to the host and back
             bytes_kept = 2.0 * training.tokens * shape.hidden
             offload += 2 * micro_batches * count * bytes_kept / self.links.host_b_s
@@ -336,6 +337,29 @@ class _StepModel:
         if training.offload == "full":
             moved += rank_params * 2 * 2 * training.micro_batches / self.links.host_b_s
         return 0.0, moved + updated
+
+    def _products_s(self, training: Training, rates: Rates) -> float:
+        """Seconds of the products in the updates of the layers' matrices, which the ranks that share these divide among
+        themselves, whole ones each; and of the way of each part to the matrix's rank and back, in 16 bits."""
+        if not training.optimizer_facts.product_sizes(1, 1):
+            return 0.0
+        total = 0.0
+        for part, ep in ((training, 1), (training.of_experts, training.ep)):
+            matrices = [
+                (matrix, kind.count * matrix.copies / ep)
+                for kind in training.shape.kinds
+                for matrix in kind.matrices
+                if matrix.split != "none" and matrix.is_routed is part.experts_alone
+            ]
+            sizes = [training.optimizer_facts.product_sizes(matrix.rows, matrix.columns) for matrix, _ in matrices]
+            takes = [sum(rates.product_s(*size) for size in products) for products in sizes]
+            ranks = training.tp * engine_of(training).optimizer_ranks(part)
+            whole = sum(each * count for each, (_, count) in zip(takes, matrices, strict=True))
+            total += max(whole / ranks, max(takes, default=0.0))
+            if training.tp > 1 or (engine_of(training).sharding(training) >= 3 and not part.experts_alone):
+                held = 2.0 * sum(matrix.rows * matrix.columns * count for matrix, count in matrices) / ranks
+                total += 2 * self.links.ring_s(held, ranks)
+        return total
 
     def _band(self, training: Training, host_bound: bool, across: float) -> float:
         """The relative error that contains four of five rows of a source when constants are fitted to other sources

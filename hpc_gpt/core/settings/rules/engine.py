@@ -33,7 +33,7 @@ def engine_faults(engine: Engine, layout: Layout, shape: ModelShape, train: Trai
     faults = [*_layout_faults(engine, split), *_switch_faults(engine, layout, train, shape)]
     if engine.offload != "none":
         faults += _offload_faults(engine, train)
-    faults += _optimizer_faults(engine, train)
+    faults += optimizer_faults(engine, train)
     of_model = [*engine_shape_faults(engine, shape), *_expert_faults(engine, shape, train)]
     of_model += _size_faults(engine, layout, shape)
     if layout.cp > 1 and "cp" in engine_named(engine.name).axes:
@@ -194,7 +194,8 @@ def _offload_faults(engine: Engine, train: Train) -> Iterator[Fault]:
                     "leave train.optimizer_mode out: the host's own kernel is used")  # fmt: skip
 
 
-def _optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:
+def optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:
+    """The reasons why the engine cannot train with the optimizer, and the keys that belong to another one."""
     optimizer, asks = optimizer_named(train.optimizer), f"train.optimizer is {train.optimizer}"
     if not engine_named(engine.name).has_optimizer(optimizer):
         able = " or ".join(name for name, facts in trainers().items() if facts.has_optimizer(optimizer))
