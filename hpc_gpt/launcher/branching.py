@@ -100,6 +100,8 @@ def branch_lines(before: Resolved, resolved: Resolved, run: RunFolder, step: int
     for name, train in ((f"run {run.run_id}", before.train), ("the branch", resolved.train)):
         rate = learning_rate(train, step)
         yield f"schedule of {name}: {describe_schedule(train)}; {rate:.4g} in step {step + 1}"
+    if (old := before.train.optimizer) != (new := resolved.train.optimizer):
+        yield f"train.optimizer {old} -> {new}: its states begin at zero"
     keys = ("balance", "balance_coef", "balance_rate", "z_loss")
     if changed := [f"train.{key} {old} -> {new}" for key in keys
                    if (old := getattr(before.train, key)) != (new := getattr(resolved.train, key))]:  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError, Fault, LayoutError, raise_faults
 from hpc_gpt.core.gone import refuse_gone
+from hpc_gpt.core.optimizers import optimizer_named
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Data, Experiment, Job
@@ -17,6 +18,7 @@ from hpc_gpt.core.settings.key_rules import key_rules
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import schedule_faults
+from hpc_gpt.core.settings.services import OPTIMIZER_NAMES
 from hpc_gpt.core.settings.stored import experiment_tables
 from hpc_gpt.core.tables import flat, value_at
 from hpc_gpt.core.typed_tables import read_tables
@@ -66,6 +68,9 @@ def descend(
     if tables["train"]["decay"] != parent.train.decay:  # these keys belong to the schedule wsd
         stays = {f"train.{key}" for key in ("decay_steps", "decay_shape")} - changes.keys()
         tables["train"] |= {key.removeprefix("train."): None for key in stays}
+    if tables["train"]["optimizer"] in OPTIMIZER_NAMES:  # keys of the parent's alone
+        of_parent, own = (optimizer_named(name).keys for name in (parent.train.optimizer, tables["train"]["optimizer"]))
+        tables["train"] |= {key: None for key in of_parent - own if f"train.{key}" not in changes}
     stated = {
         name: {key: value for key, value in table.items() if value is not None}
         for name, table in tables.items()

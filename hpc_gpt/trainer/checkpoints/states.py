@@ -200,6 +200,8 @@ class SavedStates:
     The files are memory-mapped: a rank reads only the pages that it needs, and a node's ranks share them.
     """
 
+    has_optimizer = True  # whether it gives the optimizer's states
+
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.about = load_json(folder / INDEX)
@@ -216,7 +218,7 @@ class SavedStates:
     def optimizer(self) -> dict[str, float]:
         """The optimizer's states that are one number, by its own names; without skipped steps."""
         numbers: dict[str, float] = self.about["optimizer"]
-        return numbers
+        return numbers if self.has_optimizer else {}
 
     @property
     def names(self) -> list[str]:
@@ -225,7 +227,7 @@ class SavedStates:
 
     def kinds(self, name: str) -> list[str]:
         """The kinds of a parameter's elements besides its weight."""
-        return [kind for kind in self._entry(name)["kinds"] if kind != WEIGHT]
+        return [kind for kind in self._entry(name)["kinds"] if kind != WEIGHT and self.has_optimizer]
 
     def read(self, share: Share, kind: str, memory: Tensor) -> None:
         """Fills `memory`, which has `share.count` elements without gaps. Rows that are padding stay as they are."""

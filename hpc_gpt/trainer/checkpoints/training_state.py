@@ -57,13 +57,15 @@ def states_in(folder: Path, model: ModelShape) -> SavedStates:
 def open_checkpoint(folder: Path, resolved: Resolved) -> tuple[SavedStates, bool]:
     """Returns a checkpoint's elements, and whether engine and layout are this run's.
 
-    Raises CheckpointError, which names every difference, for a checkpoint of another model or arithmetic.
+    Of another optimizer's, which a branch may have, there are no states of it. Raises CheckpointError, which names
+    every difference, for a checkpoint of another model or arithmetic.
     """
     states = states_in(folder, resolved.model)
     saved, wanted = (_OF_A_PLAIN_SHAPE | one for one in (states.about["settings"], identity(resolved)))
     # The saved keys of the model count, too: either may have left out a default.
     keys = [*wanted, *(key for key in saved if key.startswith("model.") and key not in wanted)]
     differences = {key: wanted.get(key) for key in keys if saved.get(key) != wanted.get(key)}
+    states.has_optimizer = differences.pop("train.optimizer", None) is None
     if refused := {key: value for key, value in differences.items() if not key.startswith(("layout.", "engine."))}:
         of_model = any(key.startswith("model.") for key in refused)
         texts = (f"{key} is {saved.get(key)} in it and {value} in this run" for key, value in refused.items())
