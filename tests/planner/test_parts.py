@@ -31,7 +31,7 @@ from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.planner.machine import DEFAULT
 from hpc_gpt.planner.memory import predict_memory
-from hpc_gpt.planner.step_time import StepTime, head_s, layer_time, predict_step
+from hpc_gpt.planner.step_time import StepTime, _StepModel, head_s, layer_time, predict_step
 from tests.core.engines.trainings import LLAMA, SMALL
 from tests.planner.machines import machine_named
 from tests.planner.published.programs import PROGRAMS
@@ -155,3 +155,15 @@ def test_every_term_of_a_prediction_is_as_written(request: pytest.FixtureRequest
     if request.config.getoption("force_regen"):
         PARTS.write_text(found, encoding="utf-8")
     assert found.splitlines() == PARTS.read_text(encoding="utf-8").splitlines()
+
+
+def test_muons_products_are_counted_by_matrix_and_shared_by_ranks() -> None:
+    """Five steps of 2 r^2 (2 c + r): gpt2 has four matrices of 768 x 768 and two of 768 x 3072 in each layer."""
+    square, oblong = 10 * 768**2 * 3 * 768, 10 * 768**2 * (2 * 3072 + 768)
+    run, model = replace(BASES["gpt2"], optimizer="muon"), _StepModel(LINKS, EXACT)
+    assert model._products_s(run, FLOPS) == pytest.approx(12 * (4 * square + 2 * oblong))
+    shared = replace(run, dp=4, sharded_optimizer=True)
+    assert model._products_s(shared, FLOPS) == pytest.approx(3 * (4 * square + 2 * oblong))
+    many = replace(run, dp=512, sharded_optimizer=True)  # the rank with the largest matrix is waited for
+    assert model._products_s(many, FLOPS) == oblong
+    assert model._products_s(replace(run, optimizer="adamw"), FLOPS) == 0

@@ -9,6 +9,8 @@ from hpc_gpt.core.keys import keys_of
 from hpc_gpt.core.optimizers import OptimizerFacts, optimizers
 from hpc_gpt.core.settings.experiment import Experiment, Train
 from hpc_gpt.core.settings.key_rules import key_rules
+from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.core.settings.shape_split import hidden_share
 
 EACH = pytest.mark.parametrize("facts", optimizers().values(), ids=optimizers())
 
@@ -21,7 +23,26 @@ def test_a_module_trains_and_its_keys_are_keys(facts: OptimizerFacts) -> None:
     assert facts.keys <= key_rules(Train).keys()
 
 
-@pytest.mark.parametrize(("name", "fused", "foreach"), [("adamw", 38, 90), ("sgd", 22, 22)])
-def test_the_bytes_that_an_update_moves(name: str, fused: float, foreach: float) -> None:
-    facts = optimizers()[name]
-    assert [facts.moved_bytes(mode) for mode in ("fused", "foreach")] == [fused, foreach]
+# Of AdamW's parameters and of hidden matrices, fused and foreach.
+MOVED = {"adamw": [38, 38, 90, 90], "sgd": [22, 22, 22, 22], "muon": [38, 60, 90, 60]}
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_the_bytes_that_an_update_moves(name: str) -> None:
+    found = [optimizers()[name].moved_bytes(mode, hidden) for mode in ("fused", "foreach") for hidden in (0.0, 1.0)]
+    assert found == MOVED[name]
+
+
+@pytest.mark.parametrize(("name", "held"), [("adamw", 8 * 23 + 8 * 77), ("sgd", 0), ("muon", 8 * 23 + 4 * 77)])
+def test_the_states_of_hidden_matrices_and_of_all_else(name: str, held: int) -> None:
+    assert optimizers()[name].moment_bytes(0.77) == pytest.approx(held / 100)
+
+
+def test_hidden_matrices_are_those_of_layers_without_routers() -> None:
+    gpt2, mixture = preset("gpt2"), preset("qwen3-30b-a3b")
+    assert hidden_share(gpt2) == 12 * 12 * 768**2 / gpt2.params
+    experts = 48 * 128 * 3 * 2048 * 768
+    attention = 48 * 2 * 2048 * (32 + 4) * 128
+    assert hidden_share(mixture, of_experts=True) == 1
+    assert hidden_share(mixture, of_experts=False) == attention / (mixture.params - experts)
+    assert hidden_share(mixture) == (attention + experts) / mixture.params

@@ -35,7 +35,8 @@ layout free speed least=1 defaults=(None,1): cp ep
 layout never speed least=1: etp global_batch
 layout free speed least=1: tp pp dp shard gpus nodes micro_batch micro_batches
 layout free nothing: allow_tp_across_nodes=False
-train never speed: dtype=bf16 optimizer=adamw matmul=none
+train never speed: dtype=bf16 matmul=none
+train never speed branch: optimizer=adamw muon_dtype=bf16
 train never speed least=0: clip=1.0
 train never schedule: seed=1
 train never schedule of_our_loop: init
@@ -46,6 +47,9 @@ train never schedule branch: decay=cosine decay_shape=linear
 train never schedule least=0 branch: lr=0.0003 min_lr=0.0 weight_decay=0.1 balance_coef=0.001 balance_rate=0.001
     z_loss=0.0
 train never schedule least=1 branch: decay_steps
+train never schedule above=0 branch: muon_lr
+train never schedule below=1 branch: muon_momentum=0.95
+train never speed least=1 below=21 branch: muon_steps=5
 train free schedule least=0: eval_every=0
 train free schedule least=1: steps=1000
 train free speed: deterministic=False tf32=False optimizer_mode
