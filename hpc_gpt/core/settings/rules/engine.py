@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from hpc_gpt.core.engines import engine_named, trainers
 from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.formulas import MOST_TOKENS
-from hpc_gpt.core.optimizers import optimizer_named, optimizers
+from hpc_gpt.core.optimizers import optimizer_named
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.experiment import Engine, Experiment, Train
@@ -18,10 +18,18 @@ from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.rules import keys_of
 from hpc_gpt.core.settings.rules.data import with_mix
 from hpc_gpt.core.settings.rules.shape import no_class_note
+from hpc_gpt.core.settings.services import OPTIMIZER_NAMES
 from hpc_gpt.core.settings.shape_split import split_faults
 from hpc_gpt.core.settings.sized import NO_MODEL, Sized, runs_program
 
 _FP8_MULTIPLE = 16  # must divide each dimension of an FP8 product (torch._scaled_mm)
+# {a key of [train] that belongs to one optimizer, by whose name it begins: (that optimizer, its rules)}
+_OF_AN_OPTIMIZER = {
+    key: (name, rules)
+    for name in OPTIMIZER_NAMES
+    for key, rules in key_rules(Train).items()
+    if key.startswith(f"{name}_")
+}
 # The FP8 of these is fnuz, with other largest values, not tested here.
 _OTHER_FP8 = frozenset(name for name, device in DEVICES.items() if device.generation == "cdna3")
 
@@ -204,11 +212,9 @@ def optimizer_faults(engine: Engine, train: Train) -> Iterator[Fault]:
     elif optimizer.needs_shares and engine.offload != "none":
         yield Fault(f"engine.offload is {engine.offload}, but {optimizer.name} updates on the GPU",
                     'leave engine.offload out, or use train.optimizer = "adamw"')  # fmt: skip
-    for name in optimizers():
-        for key in (key for key in key_rules(Train) if name != optimizer.name and key.startswith(f"{name}_")):
-            if (value := getattr(train, key)) not in key_rules(Train)[key].defaults:
-                yield Fault(f"train.{key} is {value}, but {asks}",
-                            f'leave it out, or use train.optimizer = "{name}"')  # fmt: skip
+    for key, (name, rules) in _OF_AN_OPTIMIZER.items():
+        if name != optimizer.name and (value := getattr(train, key)) not in rules.defaults:
+            yield Fault(f"train.{key} is {value}, but {asks}", f'leave it out, or use train.optimizer = "{name}"')
 
 
 def product_faults(resolved: Sized) -> Iterator[Fault]:
