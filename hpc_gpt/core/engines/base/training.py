@@ -183,15 +183,8 @@ class Training:
     def of_experts(self) -> "Training":
         """This training with the layout of its experts: dp is the number of an expert's replicas."""
         of_experts = object.__new__(Training)  # made without __init__: a search asks for thousands, which need no check
-        degrees = {
-            "dp": self.expert_replicas,
-            "cp": 1,
-            "ep": 1,
-            "etp": None,
-            "ep_outside_dp": False,
-            "experts_alone": True,
-        }
-        of_experts.__dict__.update(vars(self) | degrees)
+        degrees = {"dp": self.expert_replicas, "cp": 1, "ep": 1, "etp": None, "ep_outside_dp": False}
+        of_experts.__dict__.update(vars(self) | degrees, experts_alone=True)
         return of_experts
 
     @property

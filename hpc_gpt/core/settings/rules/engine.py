@@ -26,10 +26,8 @@ _FP8_MULTIPLE = 16  # must divide each dimension of an FP8 product (torch._scale
 # {a key of [train] that belongs to one optimizer, by whose name it begins: (that optimizer, its rules)}
 _OF_AN_OPTIMIZER = {
     key: (name, rules)
-    for name in OPTIMIZER_NAMES
-    for key, rules in key_rules(Train).items()
-    if key.startswith(f"{name}_")
-}
+    for key, rules in key_rules(Train).items() if (name := key.partition("_")[0]) in OPTIMIZER_NAMES
+}  # fmt: skip
 # The FP8 of these is fnuz, with other largest values, not tested here.
 _OTHER_FP8 = frozenset(name for name, device in DEVICES.items() if device.generation == "cdna3")
 
