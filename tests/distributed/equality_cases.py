@@ -82,6 +82,7 @@ class Case:
     clip: float = 0.0
     optimizer: str = "adamw"
     optimizer_mode: str | None = None
+    muon_dtype: Literal["bf16", "fp32"] = "fp32"
     micro_batches: int = 2
     tied: bool = True
     model: str = "gpt2"
@@ -108,6 +109,7 @@ class Case:
                 parts.append(entry.name if value is True else f"{entry.name}={_short(value)}")
         parts += [self.dtype, self.optimizer, f"m{self.micro_batches}"]
         parts += [self.optimizer_mode] if self.optimizer_mode else []
+        parts += ["products=bf16"] if self.muon_dtype == "bf16" else []
         parts += [f"clip{self.clip:g}"] if self.clip else []
         parts += [] if self.tied else ["untied"]
         parts += [] if self.model == "gpt2" else [self.model]
@@ -150,6 +152,9 @@ class Case:
         if self.model in MIXTURES:
             of_experts = {"seed": seed_of(self.routing), "balance": self.balance, "balance_coef": BALANCE_COEF}
             of_experts |= {"balance_rate": BALANCE_RATE, "z_loss": Z_LOSS * self.z_loss}
+        rates: dict[str, Any] = {"lr": 0.5 if self.optimizer == "sgd" else 5e-4}
+        if self.optimizer == "muon":
+            rates |= {"muon_lr": 1e-3, "muon_dtype": self.muon_dtype}
         return resolve(
             Experiment(
                 name="equality",
@@ -169,15 +174,15 @@ class Case:
                     **asdict(layout), gpus=layout.gpus, micro_batches=self.micro_batches, global_batch=GLOBAL_BATCH
                 ),
                 train=Train(
-                    steps=6 if self.window else STEPS,
+                    steps=6 if self.window or self.optimizer == "muon" else STEPS,
                     dtype=self.dtype,
                     matmul=self.matmul,
                     optimizer=self.optimizer,
                     optimizer_mode=self.optimizer_mode,
-                    lr=5e-4 if self.optimizer == "adamw" else 0.5,
                     min_lr=1e-4,
                     warmup_steps=2,
                     clip=self.clip,
+                    **rates,
                     **of_experts,
                 ),
             ),

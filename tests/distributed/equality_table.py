@@ -10,6 +10,7 @@ from hpc_gpt.core.settings.layout import Layout
 from tests.distributed.equality_cases import CLIP, Case, zero
 from tests.distributed.equality_factors import COVER, ENGINES, with_each_value
 from tests.distributed.experts_table import SHORT_EXPERTS
+from tests.distributed.muon_table import SHORT_MUON
 from tests.distributed.ranks import Task, task_of
 from tests.distributed.trainings import train_case
 
@@ -231,6 +232,7 @@ SHORT = {
     *(FP8[number] for number in (0, 4)),
     *SHORT_BROKEN,
     *SHORT_EXPERTS,
+    *SHORT_MUON,
 }  # fmt: skip
 
 

@@ -156,6 +156,9 @@ def find_seed(case: Case) -> int:
 
 
 if __name__ == "__main__":
-    for routing, case in {case.routing: case for case in EXPERTS}.items():
+    from tests.distributed.muon_table import EXACT_MUON
+
+    mixtures = [case for case in EXACT_MUON if case.resolved.model.is_mixture]
+    for routing, case in {case.routing: case for case in EXPERTS + mixtures}.items():
         if (seed := find_seed(case)) != 1:
             print(f'    "{routing}": {seed},', flush=True)

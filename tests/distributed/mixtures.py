@@ -61,6 +61,12 @@ _SEEDS = {
     "qwen2_moe adamw clip0.25 window16 SL": 6,
     "qwen3_moe adamw clip0.25 window5 all": 14,
     "dots1 adamw clip0.25 window5 LLS": 3,
+    "qwen3_moe muon clip0.25": 10,
+    "mixtral muon clip0.25": 3,
+    "dots1 muon clip0.25": 13,
+    "olmoe muon clip0.25": 9,
+    "glm4_moe muon clip0.25": 5,
+    "glm4_moe muon clip0.25 balance=bias": 14,
 }
 
 

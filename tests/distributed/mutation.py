@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -130,7 +131,18 @@ def _no_marks(engine: Any) -> None:
 
 
 def _no_exchange(engine: Any) -> None:
-    engine._update.optimizer._sync_params = lambda: None
+    engine._update.optimizer._sync_params = lambda: None  # ZeroRedundancyOptimizer's
+    engine._update.optimizer._owners = {}  # Muon's
+
+
+def _nothing_of_others(engine: Any) -> None:
+    for exchange in engine._update.optimizer._exchanges:
+
+        def send(parts: Any, sent: list[int], received: list[int], one: Any = exchange) -> Tensor:
+            arrived = list(type(one)._send(one, parts, sent, received).split(received))
+            return torch.cat([piece * (rank == one._rank) for rank, piece in enumerate(arrived)])
+
+        exchange._send = send
 
 
 def _padding_counts(engine: Any) -> None:
@@ -186,6 +198,7 @@ _MUTATIONS: dict[str, Callable[[Any], None]] = {
     "the scattered sums": _regroup(RowParallelLinear, Unscattered),
     "the tensor-parallel marks": _no_marks,
     "the exchange of what each rank updated": _no_exchange,
+    "the matrices' other pieces": _nothing_of_others,
     "the padding's mask": _padding_counts,
     "the pad token's row": _pad_is_trained,
     "the experts' backward sum": _replace_tp(lambda engine: _first(engine, Experts), backward=True),

@@ -19,6 +19,7 @@ from hpc_gpt.core.weights.config import config_of
 from hpc_gpt.core.weights.names import parts_of, to_hf
 from tests.distributed.equality_cases import token_bytes
 from tests.distributed.plain_mixture import PlainMixture
+from tests.distributed.plain_muon import PlainMuon
 
 
 class PlainBlock(nn.Module):
@@ -177,11 +178,13 @@ def train_plainly(
     autocast: bool = False,
     end: int | None = None,
     idle: int = 0,
+    noise: int = 0,
 ) -> PlainRun:
-    """One step on each whole batch: clip by the global norm, then AdamW or SGD with torch's for-loop kernels.
+    """One step on each whole batch: clip by the global norm, then AdamW or SGD with torch's for-loop kernels, or Muon.
 
     With `autocast` the weights stay in fp32 and products are done in bf16. With an `end` token the model sees each
-    document alone. Of a mixture the first `idle` experts get no token.
+    document alone. Of a mixture the first `idle` experts get no token. `noise`, the seed of a generator, moves each
+    number of the gradients by about 1e-7 of itself; 0 moves none.
     """
     if shape.is_mixture:
         model: Any = PlainMixture(shape, initial, train, idle)
@@ -192,13 +195,15 @@ def train_plainly(
         {"params": [p for p in parameters if p.dim() > 1], "weight_decay": train.weight_decay},
         {"params": [p for p in parameters if p.dim() == 1], "weight_decay": 0.0},
     ]
-    if train.optimizer == "adamw":
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+    if train.optimizer == "muon":
+        optimizer: Any = PlainMuon(model, train)
+    elif train.optimizer == "adamw":
+        optimizer = torch.optim.AdamW(
             groups, betas=(train.beta1, train.beta2), eps=train.eps, foreach=False, fused=False
         )
     else:
         optimizer = torch.optim.SGD(groups, foreach=False, fused=False)
-    run = PlainRun([], [], [], 0.0, {})
+    run, generator = PlainRun([], [], [], 0.0, {}), torch.Generator().manual_seed(noise)
     for step, (tokens, targets) in enumerate(batches):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             loss = mean_loss(model, tokens, targets, end)
@@ -212,6 +217,9 @@ def train_plainly(
             for p in parameters:
                 assert p.grad is not None
                 p.grad *= train.clip / (norm + 1e-6)
+        for p in parameters if noise else []:
+            assert p.grad is not None
+            p.grad *= 1 + 1e-7 * torch.randn(p.shape, generator=generator)
         if step < train.warmup_steps:
             lr = train.lr * (step + 1) / train.warmup_steps
         else:

@@ -14,22 +14,18 @@ from tests.distributed.equality_cases import EVALUATION, whole_batch
 from tests.distributed.plain_gpt import PlainRun, train_plainly
 
 
-def reference(resolved: Resolved, steps: int | None = None, idle: int = 0) -> PlainRun:
-    """So many steps, by default all, in one plain PyTorch process, in fp32 whatever the dtype; see `train_plainly`."""
-    return _reference(
-        resolved.model,
-        replace(resolved.train, dtype="fp32", optimizer_mode=None),
-        steps or resolved.train.steps,
-        resolved.data.end_token,
-        idle,
-    )
+def reference(resolved: Resolved, steps: int | None = None, idle: int = 0, noise: int = 0) -> PlainRun:
+    """Its steps in one plain PyTorch process, or so many, in fp32 whatever the dtype; see `train_plainly`."""
+    train = replace(resolved.train, dtype="fp32", optimizer_mode=None)
+    return _reference(resolved.model, train, steps or train.steps, resolved.data.end_token, idle, noise)
 
 
 @cache
-def _reference(shape: ModelShape, train: Train, steps: int, end: int | None, idle: int) -> PlainRun:
+def _reference(shape: ModelShape, train: Train, steps: int, end: int | None, idle: int, noise: int) -> PlainRun:
     batches = [whole_batch(step, end, shape.seq) for step in range(steps)]
     initial = initial_weights(shape, train.seed)
-    return train_plainly(shape, train, initial, batches, whole_batch(EVALUATION, end, shape.seq), end=end, idle=idle)
+    evaluation = whole_batch(EVALUATION, end, shape.seq)
+    return train_plainly(shape, train, initial, batches, evaluation, end=end, idle=idle, noise=noise)
 
 
 @cache

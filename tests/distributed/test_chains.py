@@ -161,6 +161,16 @@ NEIGHBOURS = [case_of(EP2, DDP, **MIXTURE), *(case_of(*one, **MIXTURE) for one i
               case_of(DP2, SHARDED, **MIXTURE)]  # fmt: skip
 
 
+# Muon's momentum: whole, on one rank, in rows, and in rows of a part.
+OF_MUON = [case_of(*one, optimizer="muon") for one in ((DP2, SHARDED), (DP2, FSDP), (TP2, FSDP), (DP1, DDP))]
+EXPERTS_OF_MUON = [case_of(*one, optimizer="muon", **MIXTURE) for one in ((EP2, DDP), (TP2, FSDP), (DP2, SHARDED))]
+
+
+@each_task([task_of(chain, "muon", *OF_MUON)], always=[task_of(chain, "muon with experts", *EXPERTS_OF_MUON)])
+def test_muons_momentum_goes_on_in_every_layout(task: Task, found: Found) -> None:
+    check(found(task)["links"])
+
+
 @each_task([task_of(chain, "neighbours", *NEIGHBOURS)])
 def test_five_resumes_lead_through_every_engine(task: Task, found: Found, launch_of: Any) -> None:
     links = found(task)["links"]

@@ -39,9 +39,13 @@ DDP, FSDP = Engine(name="ddp"), Engine(name="fsdp")
 SHARDED = Engine(name="ddp", sharded_optimizer=True)
 
 
-def ours(layout: Layout, engine: Engine, dtype: Any = "fp32", micro_batches: int = 2) -> Case:
+def ours(layout: Layout, engine: Engine, dtype: Any = "fp32", micro_batches: int = 2, **how: Any) -> Case:
     """Of ddp or fsdp, on a model whose shards are uneven."""
-    return Case(layout, engine, dtype, CLIP, model="uneven", micro_batches=micro_batches)
+    return Case(layout, engine, dtype, CLIP, model="uneven", micro_batches=micro_batches, **how)
+
+
+def muon(layout: Layout, engine: Engine, dtype: Any = "fp32") -> Case:
+    return ours(layout, engine, dtype, optimizer="muon", muon_dtype="bf16")
 
 
 def staged(layout: Layout, stage: int = 1, dtype: Any = "fp32") -> Case:
@@ -104,22 +108,22 @@ def _first_gradient(engine: Any) -> torch.Tensor:
 
 
 def resume(folder: Path, case: Case) -> dict[str, Any]:
-    """STEPS unbroken, against half of them, a save, and the others by an engine that began with other weights; then a
-    step that is not finite, and two more by both."""
+    """Its steps unbroken, against two of them, a save, and the others by an engine that began with other weights; then
+    a step that is not finite, and two more by both."""
     resolved = case.resolved
     first = build(resolved)
     train(first, resolved, range(SAVED))
     torch.manual_seed(17)
     kept = save_now(first, new_folder(folder / f"{case.name} resumed"))
     drawn = torch.rand(3).tolist()
-    unbroken = train(first, resolved, range(SAVED, STEPS))
+    unbroken = train(first, resolved, range(SAVED, resolved.train.steps))
     second = build(resolved, seed=2)
     if isinstance(second, TorchEngine):
         train(second, resolved, range(1))  # what it has trained is forgotten
     torch.manual_seed(18)
     second.load(kept)
     found = {"step": second.step, "same_random": all(everyone(torch.rand(3).tolist() == drawn)), "unbroken": unbroken}
-    found["resumed"] = train(second, resolved, range(SAVED, STEPS))
+    found["resumed"] = train(second, resolved, range(SAVED, resolved.train.steps))
     before = state_of(second)
     found["same_state"] = scale_of(second) == scale_of(first) and are_equal(states_of(second), states_of(first))
     matrices = [one for one in first.module.parameters() if len(getattr(one, "ds_shape", one.shape)) > 1]
@@ -139,6 +143,7 @@ SHORT_RESUMED = [
     staged(PP2, dtype="bf16"),
     ours(DP2, DDP, "fp16"),
     ours(TP2, FSDP, "fp16"),
+    muon(DP2, FSDP, "bf16"),
 ]
 ALWAYS_RESUMED = [
     sharded(DP2, 1, "bf16"),
@@ -147,6 +152,8 @@ ALWAYS_RESUMED = [
     ours(DP2, SHARDED),
     ours(TP2_DP2, FSDP),
     ours(HYBRID, FSDP),
+    muon(DP2, SHARDED, "fp16"),
+    muon(TP2_DP2, FSDP),
 ]
 LONG_RESUMED = [
     sharded(DP2, 0),
@@ -156,6 +163,8 @@ LONG_RESUMED = [
     Case(DP1, zero(0), optimizer="sgd"),
     ours(DP1, DDP, "bf16"),
     ours(DP2, replace(FSDP, offload="full")),
+    muon(DP1, DDP, "fp16"),
+    muon(HYBRID, FSDP),
 ]
 each_resumed = each(resume, SHORT_RESUMED, LONG_RESUMED, ALWAYS_RESUMED)
 
@@ -177,7 +186,7 @@ def test_a_step_that_is_not_finite_leaves_no_trace(task: Task, found: Found) -> 
         assert not math.isfinite(norm)
     assert one["kept"]
     assert set(one["scales"]) == ({32768.0} if case.dtype == "fp16" else {None})
-    assert one["last"] == STEPS + 3
+    assert one["last"] == case.resolved.train.steps + 3
     assert all(math.isfinite(norm) and not skipped for _, norm, skipped in one["after_bad"])
     # The rate is a function of the step, which a skipped one counts in: past the last step it stays what it is.
     assert one["after_bad"] == one["without_bad"] or case.dtype == "fp16"

@@ -125,7 +125,11 @@ class Layout:
 
     def groups(self, axis: str) -> list[list[int]]:
         """The groups of ranks that differ only along `axis` ("tp", "pp", "cp", "dp"; "data" is cp and dp), each in the
-        order of that axis. Of the data axis, a group "ep" has neighbours, and "edp" the ranks with equal experts."""
+        order of that axis. Of the data axis, a group "ep" has neighbours, and "edp" the ranks with equal experts. The
+        ranks of a group "shard" hold the model once, without stages: tp x `shards` neighbours."""
+        if axis == "shard":
+            size = self.tp * self.shards
+            return [[*range(first, first + size)] for first in range(0, self.gpus, size)]
         if axis in ("ep", "edp"):
             data = self.groups("data")
             if axis == "ep":
