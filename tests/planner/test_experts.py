@@ -80,6 +80,8 @@ def test_the_host_launches_each_expert_of_a_rank():
 
     few, many = launching(ep=16), launching(ep=1)
     assert many - few == pytest.approx(1e-3 * VALUES["experts.each"] * 120)
+    biased = launching(shape=replace(QWEN, bias="all"))
+    assert biased - few == pytest.approx(1e-3 * VALUES["experts.each"] * 8)
     assert launching(cuda_graphs=("full",)) == 0
     assert launching(cuda_graphs=("moe_router",)) < few < launching(matmul="fp8-tensor")
 
