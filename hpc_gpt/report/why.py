@@ -136,7 +136,7 @@ class Why:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is our run and its folder does not say how it ended: `as_status_says` may say it."""
+        """Whether it is a run of ours whose folder does not say how it ended, so that `as_status_says` is asked."""
         return self.run_folder is not None and self.record.ended in (None, "unknown", *LIVE)
 
     def as_status_says(self, state: str, cause: str | None) -> Why:

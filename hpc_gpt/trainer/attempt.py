@@ -154,7 +154,7 @@ class Trainer:
         checkpoints = _checkpoints_of(resolved, self._run, ranks)
         progress = self._resume(resolved, engine, ranks, checkpoints)
         if ranks.is_first:
-            # An attempt that had to end quickly leaves this to the next one.
+            # The last attempt may have had to end before it could remove old checkpoints.
             checkpoints.retain()
             self._report_start(resolved, engine, progress, samples, heart)
         if clock is not None:

@@ -20,7 +20,7 @@ from hpc_gpt.core.typed_tables import read_tables
 
 FALLBACK = "generic-slurm"
 WARM = "warm"
-# The keys of which one says where a job's Python is; without any it is the one that submits.
+# Each of these keys names a job's Python. Without all of them it is the Python that submits.
 _WITH_PYTHON = ("venv", "python", "container", "archive")
 
 # The ways to get another job; hpc_gpt/core/slurm/requeue.py has a class for each.

@@ -52,7 +52,7 @@ class Matrix:
         return self.columns / tp if self.split == "columns" else self.columns
 
     def size_on(self, tp: int) -> float:
-        """Parameters of the weight without biases that one of `tp` ranks holds, in all copies: ranks that share a head
+        """Parameters of this weight on one of `tp` ranks, over all its copies, without biases. Ranks that share a head
         of keys hold a part of it each."""
         return self.size if self.split == "none" else self.size / tp
 

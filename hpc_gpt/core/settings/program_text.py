@@ -13,7 +13,7 @@ from hpc_gpt.core.tables import close_matches
 
 # `{name}`, but not bash's `${name}`; `{{name}}` is the text `{name}`.
 _BRACE = re.compile(r"\{\{(?P<text>[A-Za-z_]\w*)\}\}|(?<!\$)\{(?P<name>[A-Za-z_]\w*)\}")
-# Texts in which quotes mean nothing to bash: a comment, and from the next line on a here-document.
+# Bash takes no quotes in these texts: a comment, and the lines of a here-document, which begin below its `<<WORD`.
 _COMMENT = re.compile(r"(?:\A|(?<=[\s;|&()]))#[^\n]*")
 _HERE = re.compile(
     r"""<<-?[ \t]*(?P<quote>['"]?)(?P<word>\w+)(?P=quote)(?=.*\n\t*(?P=word)$)""", re.DOTALL | re.MULTILINE

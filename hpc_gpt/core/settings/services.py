@@ -106,9 +106,9 @@ class Plan:
     like: EngineName | None = key(None, resume="free", affects=())
     "Engine with the same memory and communication as the program; without it nothing is planned."
     attention: AttentionKernel | None = key(None, resume="free", affects=())
-    "Attention kernel; unfused writes the scores to memory; te: the device's best; sdpa: PyTorch's before 2.11 (fa2)."
+    "Attention kernel: unfused stores the scores, te is the device's best, sdpa is PyTorch's before 2.11 (fa2)."
     grad_sum: GradSum | None = key(None, resume="free", affects=())
-    "Format in which gradients are summed over micro-batches, stored and reduced."
+    "Format of gradients: of their sum over micro-batches, their storage and their reduction."
     dp_overlap: bool | None = key(None, resume="free", affects=())
     "Whether gradients are reduced, and sharded parameters gathered, while the passes run."
     tp_overlap: bool | None = key(None, resume="free", affects=())

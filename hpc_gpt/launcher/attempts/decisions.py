@@ -220,7 +220,7 @@ def _pause_s(run: RunFolder, attempt: Attempt, job: ShownJob) -> float:
 
 
 def _had_before(run: RunFolder, attempt: Attempt) -> float:
-    """Seconds that the attempts before this one have had its start of the job, with their pauses."""
+    """Seconds of earlier attempts in the same start of the job, with the pauses after them."""
     verdicts = [before.verdict() for before in run.before_in_job(attempt)]
     return sum(float(verdict.get(key) or 0.0) for verdict in verdicts for key in ("elapsed_s", "idle_s"))
 

@@ -76,7 +76,8 @@ def event_of(run: RunFolder, attempt: Attempt) -> str | None:
 
 
 def leaves_to_next(attempt: Attempt, timeout_s: float) -> bool:
-    """Whether the next start sends the event of the attempt's end: the pause is too short for the command."""
+    """Whether the pause before the next start is too short for the command, so that the next start sends the event of
+    this attempt's end."""
     verdict = attempt.verdict()
     return verdict.get("go_on") is True and float(verdict.get("pause_s") or 0.0) < timeout_s + _SPARE_S
 

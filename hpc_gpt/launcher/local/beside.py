@@ -13,8 +13,7 @@ from hpc_gpt.core.process import die_with_parent
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 
-# Seconds that the processes beside the ranks get after these have ended: to finish their work, and if the run was
-# cancelled.
+# Once the ranks have ended, the processes beside them get so many seconds: usually, and if the run was cancelled.
 LIMIT_S, CANCELLED_S = 30.0, 5.0
 _POLL_S = 0.05
 

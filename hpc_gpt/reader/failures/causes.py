@@ -282,7 +282,7 @@ def _place_of(
         blamed, why = rank_to_blame([failure for failure in failures if failure.ended == chosen.ended], parts)
         rank = chosen.rank if blamed is None else blamed
         if blamed is None and chosen.to_do in (NEVER_MET, _ALL_WAIT):
-            return None, None, "", []  # the rank that reports it has waited, and so has its node
+            return None, None, "", []  # the reporting rank only waited: no node is to blame
     if meaning(chosen.ended).by_scheduler:
         return rank, None, why, inferred
     # A shell that finds no command belongs to the batch script, unless tasks ended with its exit code.

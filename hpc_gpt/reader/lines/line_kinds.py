@@ -69,9 +69,10 @@ class LineKind:
 
 @dataclass(frozen=True)
 class FieldLayout:
-    """The place of a field in the lines of each kind, by number of the kind: its `starts`, and `forms` of its `texts`.
+    """Where a field is in the lines of each kind. `starts` has its first byte and `forms` the number of its form, both
+    by the number of the kind; form 0 is a kind without the field. `texts` gives the number of each form.
 
-    Kinds in which a field has the same form at different places are read together. Form 0: the kind lacks the field.
+    Kinds in which the field has the same form are read together, wherever it begins.
     """
 
     starts: Places

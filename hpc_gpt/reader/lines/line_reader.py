@@ -316,7 +316,7 @@ class LineReader(GrowingParts):
         if "loss" not in row or step is None:
             return None
         if rows.lacks_loss and rows.would_be_loss(row["loss"]):
-            # Only the last stage of a pipeline prints the loss: its lines are read from this one on.
+            # Only the last stage of a pipeline prints the loss: from this line on its lines are read.
             part.step_rank = rank
             if step == rows.last_step:
                 rows.open_row["loss"] = row["loss"]

@@ -7,7 +7,7 @@ If it is not printed, a flag says how it was found.
 A total includes warm-up and saves: if the bars show another step time, or each takes long enough, they decide. A bar
 has whole seconds since the run began, which include evaluations and saves. The time is taken over several bars, without
 the interval that holds the start, and without those that hold an evaluation or a save. A bar counts steps only if its
-goal is the number of steps that the program states; a Trainer that states none has bars with one goal only.
+total is the planned number of steps; if a Trainer states none, only if all its bars have one total.
 """
 
 import math

@@ -98,7 +98,7 @@ class DeepspeedStates:
             flat, state = flats[piece.group], states[piece.group]
             saved.read(piece.share, WEIGHT, piece.within(flat))
             for kind in saved.kinds(piece.share.name):
-                if kind not in state:  # in the memory of the one that is there
+                if kind not in state:  # where the optimizer has one, its memory is used
                     own = self._base.state.get(flat, {}).get(kind)
                     state[kind] = torch.zeros_like(flat) if own is None else own.zero_()
                 saved.read(piece.share, kind, piece.within(state[kind]))

@@ -348,5 +348,6 @@ class EngineFacts(States):
     any_model: ClassVar[bool] = False  # it trains any model of a library
 
     def engine_with_deepspeed(self, has_stages: bool) -> str | None:
-        """The engine if DeepSpeed also prints in the log of its program; `has_stages`: it has a pipeline."""
+        """The engine's name for a log of its program in which DeepSpeed prints too; `has_stages`: with a pipeline. None
+        if its program does not use DeepSpeed."""
         return None
