@@ -198,6 +198,7 @@ def _unusual(run: Decided) -> Iterator[str]:
     if train.balance == "none" and train.init is None:
         yield 'train.balance is none: from random weights a few experts may take most tokens; "loss" keeps them even'
     yield from export_notes(resolved.engine.name, resolved.model)
+    yield from engine_named(resolved.engine.name).notes(resolved)
     archive = resolved.cluster.archive
     if archive is not None and resolved.cluster.scheduler == "slurm" and not Path(archive).is_file():
         yield f"stage {archive} is not a file here; if a node cannot read it either, the attempt ends as user_error"

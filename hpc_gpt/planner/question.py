@@ -11,7 +11,7 @@ from hpc_gpt.core.engines import engines as all_engines
 from hpc_gpt.core.engines.base.training import Offload, OptimizerMode, Training
 from hpc_gpt.core.errors import LayoutError, UserError, check_sizes, raise_faults
 from hpc_gpt.core.optimizers import optimizer_named
-from hpc_gpt.core.recomputation import RECOMPUTES, Recompute
+from hpc_gpt.core.recomputation import RECOMPUTES, Recompute, recomputation
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.decide import size_run
 from hpc_gpt.core.settings.experiment import CpExchange, Engine, Experiment, Matmul, Partition, Train
@@ -277,7 +277,12 @@ class Question:
         possible = divisors(deep) if pp > 1 else (1,)
         if self.shape.is_mixture and len(possible) > 3:  # it has many more layouts, and the others are hardly faster
             possible = (1, possible[len(possible) // 2], deep)
-        return [chunks for chunks in self._choices("vp", possible) if deep % chunks == 0]
+        share = recomputation(self.fixed.get("recompute", "none")).share  # of whole layers of each chunk
+        return [
+            chunks
+            for chunks in self._choices("vp", possible)
+            if deep % chunks == 0 and (share * (deep // chunks)).is_integer()
+        ]
 
     def _stage_layers(self, pp: int) -> tuple[int, ...] | None:
         """The number of layers of each stage; None if they are as even as possible."""

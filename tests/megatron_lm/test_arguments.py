@@ -11,14 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.core.engines.base.megatron_experts import stated_balance, stated_experts
-from hpc_gpt.core.engines.base.megatron_program import check_checkout, known_options, megatron_arguments, option_names
+from hpc_gpt.core.engines.base.megatron_program import (
+    CONNECTIONS,
+    check_checkout,
+    connections_of,
+    known_options,
+    megatron_arguments,
+    option_names,
+)
+from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.engines.megatron_lm import ENGINE
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.settings.cluster import ClusterProfile, Container
 from hpc_gpt.core.settings.data_source import MixedSource
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.resolved import Resolved
 from tests.megatron_lm.checkout import make_checkout
 
@@ -370,3 +380,51 @@ def test_experts_over_tp_need_parts_of_the_sequence_and_no_bias():
 )  # fmt: skip
 def test_its_own_arguments_say_how_experts_run(own, traits):
     assert ENGINE.stated_traits(Engine(name="megatron-lm", megatron_args=own)) == {"dispatcher": "alltoall"} | traits
+
+
+@pytest.mark.parametrize(
+    ("own", "tp", "theirs", "connections", "says"),
+    [
+        ((), 1, None, "1", None),
+        ((), 2, "8", "8", "Using tensor model parallelism or context parallelism require setting"),
+        ((), 1, "8", "8", None),
+        (("--overlap-moe-expert-parallel-comm",), 2, None, "32", None),
+        (("--overlap-moe-expert-parallel-comm",), 2, "1", "1", "Requirements for EP A2A Overlap"),
+        (("--use-megatron-fsdp",), 1, None, "32", None),
+        (("--use-megatron-fsdp",), 1, "1", "1", "FSDP requires CUDA_DEVICE_MAX_CONNECTIONS > 1 or unset."),
+    ],
+)
+def test_an_option_brings_its_connections_and_theirs_win(own, tp, theirs, connections, says):
+    found, warning = connections_of(own, Layout(tp, 1, 1), {CONNECTIONS: theirs} if theirs else {})
+    assert found == connections
+    assert (warning is None) if says is None else says in warning and f"is {theirs} in your environment" in warning
+
+
+@pytest.mark.parametrize(
+    ("changed", "proposed"),
+    [
+        ({}, True), ({"recompute": "layernorm,moe_act"}, True), ({"recompute": "moe"}, False),
+        ({"recompute": "1/2"}, False), ({"dispatcher": "allgather"}, False), ({"dtype": "fp32"}, False),
+        ({"pp": 2}, False), ({"pp": 2, "vp": 2}, True), ({"ep": 1}, False), ({"micro_batches": 1}, False),
+    ],
+)  # fmt: skip
+def test_an_overlap_is_proposed_only_where_it_is_not_refused(changed, proposed):
+    run = Training(
+        preset("qwen3-30b-a3b"), **{"dp": 8, "ep": 4, "micro_batches": 8, "dispatcher": "alltoall", **changed}
+    )
+    arguments, _ = ENGINE.overlaps(run)
+    assert ("--overlap-moe-expert-parallel-comm" in arguments) is proposed
+    if proposed:  # what is proposed is accepted
+        own = (*arguments, *ENGINE.with_chunks(Engine(), run).megatron_args)
+        wanted = Engine(name="megatron-lm", recompute=run.recompute, megatron_args=own)
+        assert [*ENGINE.own_faults(wanted, run.layout, Train(dtype=run.dtype), run.shape)] == []
+
+
+def test_a_note_says_that_experts_are_multiplied_one_by_one():
+    notes = {
+        dtype: [*ENGINE.notes(settle(model=MIXTURE, layout=ALONE, train={"dtype": dtype}))]
+        for dtype in ("bf16", "fp16", "fp32")
+    }
+    assert notes["bf16"] == []
+    assert notes["fp16"] == ["--moe-grouped-gemm is for bf16 alone: in fp16 experts are multiplied one by one"]
+    assert len(notes["fp32"]) == 1

@@ -47,7 +47,7 @@ def lines(run: RunFolder) -> list[dict]:
 
 
 def test_from_submit_to_the_record(submit, checkout):
-    done = submit("--set", "train.save_every=10")
+    done = submit("--set", "train.save_every=10", CUDA_DEVICE_MAX_CONNECTIONS="8")
     assert done.code == 0, done.stderr
     run = newest()
     status = ended(run)
@@ -59,6 +59,7 @@ def test_from_submit_to_the_record(submit, checkout):
     assert (trainer["device"], trainer["resumed_step"], trainer["megatron_lm"]["path"]) == ("cpu", 0, str(checkout))
     log = attempt.log.read_text()
     assert re.search(r"iteration +20/ +20 \|", log), "Megatron's own lines are in the log"
+    assert "note: CUDA_DEVICE_MAX_CONNECTIONS is 8 in your environment, and Megatron-LM says for tp 2 x cp 1: " in log
     assert "ended done after step 20" in log
     saved = {path.name for path in (run.checkpoints / "megatron").iterdir()}
     assert saved == {"iter_0000010", "iter_0000020", "latest_checkpointed_iteration.txt"}

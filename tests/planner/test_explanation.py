@@ -115,6 +115,8 @@ def test_a_layout_is_explained_line_by_line() -> None:
         ({"cp": 2}, "GPUs         tp 2 x pp 4 x cp 2 x dp 2 = 32\n"),
         ({"cp": 2}, "gradients over 4 ranks, cp x dp, the part that backward does not hide\n"),
         ({"recompute": "selective"}, "recompute   20   20.0  attention's scores again\n"),
+        ({"recompute": "1/4"}, "recompute   20   20.0  the forward pass of 1/4 of the layers again\n"),
+        ({"recompute": "layernorm,mlp"}, "recompute   20   20.0  layernorm, mlp again\n"),
         ({"sequence_parallel": True}, "  gather and scatter of 2048 x 2 x 1024 twice a layer and pass, tp 2\n"),
         ({"zero_stage": 3, "engine": "fsdp"}, "does not hide; parameters gathered for each pass\n"),
         ({"activations_on_host": True}, "in flight x 2 layers x 8.0 MiB = 0.02 GiB, on the host\n"),

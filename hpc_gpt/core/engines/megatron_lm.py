@@ -6,7 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 from hpc_gpt.core.engines.base.facts import EngineFacts
-from hpc_gpt.core.engines.base.megatron_experts import expert_fault, split_faults, stated_traits
+from hpc_gpt.core.engines.base.megatron_experts import (
+    OVERLAP,
+    expert_fault,
+    overlap_faults,
+    split_faults,
+    stated_traits,
+)
 from hpc_gpt.core.engines.base.megatron_program import (
     INTERLEAVED,
     check_checkout,
@@ -22,6 +28,7 @@ from hpc_gpt.core.engines.base.megatron_recompute import recompute_faults
 from hpc_gpt.core.engines.base.training import LOGIT_BYTES, StateBytes, Training, plain_states
 from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.optimizers import OptimizerFacts
+from hpc_gpt.core.recomputation import recomputation
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, Data, Engine, Train
 from hpc_gpt.core.settings.layout import Layout
@@ -116,9 +123,11 @@ class MegatronLm(EngineFacts):
 
     def own_faults(self, engine: Engine, layout: Layout, train: Train, shape: ModelShape) -> Iterator[Fault]:
         """The faults of experts and of recomputation, in Megatron-LM's own words."""
-        yield from split_faults(engine, layout, train.dtype, shape)
-        layers = layers_of_chunk(engine, shape.layers, layout.pp)
         words = words_of(engine.megatron_args)
+        if shape.is_mixture:
+            yield from split_faults(engine, layout, train.dtype)
+            yield from overlap_faults(layout, train.dtype, words)
+        layers = layers_of_chunk(engine, shape.layers, layout.pp)
         yield from recompute_faults(engine.recompute, layers, shape, train.dtype, words)
 
     def sized_faults(self, resolved: Sized) -> Iterator[Fault]:
@@ -154,6 +163,10 @@ class MegatronLm(EngineFacts):
             if value:
                 yield Fault(f"train.{key} is {value}, but Megatron-LM {why}", "leave it out")
         yield from self._argument_faults(resolved)
+
+    def notes(self, resolved: Sized) -> Iterator[str]:
+        if resolved.model.is_mixture and resolved.train.dtype != "bf16":
+            yield f"--moe-grouped-gemm is for bf16 alone: in {resolved.train.dtype} experts are multiplied one by one"
 
     def _argument_faults(self, resolved: Sized) -> Iterator[Fault]:
         """The faults of engine.megatron_args: an option that follows from other keys of the experiment, and an
@@ -233,11 +246,12 @@ class MegatronLm(EngineFacts):
         if training.tp > 1 and training.sequence_parallel and not training.tp_overlap:
             arguments.append("--tp-comm-overlap")
             changed["tp_overlap"] = True
-        # Megatron-LM's arguments.py refuses two micro-batches at once for recomputed layers, and in a pipeline without
-        # chunks.
-        pairs = training.recompute != "full" and (training.pp == 1 or training.vp > 1) and training.micro_batches > 1
+        # Two micro-batches at once, which need what `overlap_faults` refuses otherwise.
+        again = recomputation(training.recompute)
+        pairs = training.micro_batches > 1 and again.repeats("moe") == 0 and training.dispatcher != "allgather"
+        pairs = pairs and training.dtype != "fp32" and (training.pp == 1 or training.vp > 1)
         if training.ep > 1 and pairs and not training.ep_overlap:
-            arguments.append("--overlap-moe-expert-parallel-comm")
+            arguments.append(OVERLAP)
             changed["ep_overlap"] = True
         return tuple(arguments), changed
 

@@ -95,7 +95,7 @@ class Record:
     params_active: int | None = None
     "Parameters of a mixture that a token uses: without the experts that it is not sent to, both embeddings in."
     recompute: str | None = None
-    "Activations recomputed: none, selective, full."
+    "Activations recomputed: none, selective, full, a share of the layers (1/4), or modules (layernorm,moe_act)."
     dtype: str | None = None
     "Data type of the matrix products."
     matmul: str | None = None

@@ -9,6 +9,7 @@ from typing import Any
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.format import counted
+from hpc_gpt.core.recomputation import recomputation
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.decide import size_run
 from hpc_gpt.core.settings.experiment import Data, Dtype, Experiment, LayoutRequest, Train
@@ -86,6 +87,9 @@ def shrink(experiment: Experiment, real: Sized, has_gpu: bool, stated: Collectio
         partition=tuple(stages) if isinstance(real.engine.partition, tuple) else real.engine.partition,
         loss_chunks=min(real.engine.loss_chunks, SEQ),
     )
+    if 0 < recomputation(engine.recompute).share < 1:
+        notes.append(f"engine.recompute {engine.recompute}: full in so few layers")
+        engine = replace(engine, recompute="full")
     if not has_gpu and engine.attention in _GPU_ATTENTION:
         notes.append(f"engine.attention {engine.attention} needs a GPU: auto here")
         engine = replace(engine, attention="auto")

@@ -1,8 +1,11 @@
 """Megatron-LM's dump of its arguments, from v1.1.5 and its DeepSpeed forks to now, and their meaning."""
 
+import re
 from collections.abc import Mapping
+from fractions import Fraction
 
 from hpc_gpt.core.engines.base.megatron_experts import stated_balance, stated_experts
+from hpc_gpt.core.recomputation import known_recompute
 from hpc_gpt.reader.lines.arguments import Arguments, quotient, without_unknown
 from hpc_gpt.reader.lines.fields import Fields
 from hpc_gpt.reader.lines.pattern import Dialect, Pattern
@@ -100,10 +103,14 @@ def _dtype(arguments: Arguments) -> str | None:
 
 
 def _recompute(arguments: Arguments) -> str | None:
-    """The recomputation: until 2022 of whole layers (`checkpoint_activations`) or none; since then also selective."""
+    """The recomputation: until 2022 of whole layers (`checkpoint_activations`) or none; since then also selective, or a
+    number of layers of each chunk of a stage (`block`); since 2025 also a list of modules."""
     granularity = arguments.text("recompute_granularity", "activations_checkpoint_granularity")
-    if granularity in ("full", "selective"):
-        return granularity
+    if granularity == "full":
+        return _share_of_layers(arguments)
+    if granularity == "selective":
+        modules = ",".join(re.findall(r"\w+", arguments.text("recompute_modules") or "None"))
+        return modules if modules not in ("None", "core_attn") and known_recompute(modules) else "selective"
     whole = arguments.true("checkpoint_activations", "deepspeed_activation_checkpointing")
     if arguments.true("checkpoint_activations") or arguments.text("activations_checkpoint_method", "recompute_method"):
         return "full"
@@ -111,6 +118,17 @@ def _recompute(arguments: Arguments) -> str | None:
         whole is not None or arguments.true("recompute_granularity", "activations_checkpoint_method") is not None
     )
     return "none" if is_stated else None
+
+
+def _share_of_layers(arguments: Arguments) -> str:
+    """The recomputed share of the layers, full if all are or if their number is not known."""
+    count, layers = arguments.whole("recompute_num_layers"), arguments.whole("num_layers", "encoder_num_layers")
+    if arguments.text("recompute_method") != "block" or not count or not layers:
+        return "full"
+    pp = arguments.whole("pipeline_model_parallel_size") or 1
+    deep = layers // (pp * (arguments.whole("virtual_pipeline_model_parallel_size") or 1))
+    share = Fraction(count, max(deep, count))
+    return str(share) if share < 1 else "full"
 
 
 def _kv_heads(arguments: Arguments) -> int | None:

@@ -15,9 +15,11 @@ from pathlib import Path
 from hpc_gpt.core.ends.end_policy import SIGNALS, STOP, End
 from hpc_gpt.core.ends.program_end import PrintedEnd, facts_of
 from hpc_gpt.core.engines.base.megatron_program import (
+    CONNECTIONS,
     PROGRAM,
     check_checkout,
     checkout_of,
+    connections_of,
     megatron_arguments,
     option_names,
 )
@@ -70,16 +72,18 @@ class MegatronRank(ForeignRank):
         arguments = megatron_arguments(self._resolved, str(self._saved), self._await_data())
         resumed = saved_iteration(self._saved)
         check_checkout(checkout, option_names(arguments) if is_first else ())
+        connections, warning = connections_of(arguments, self._resolved.layout, os.environ)
         if is_first:
+            if warning:
+                print(f"note: {warning}", flush=True)
             complete_run(self._run.path, self._resolved)
             self._report_start(checkout, resumed)
         ignoring = ["bash", "-c", f'trap "" {_IGNORED}; exec "$@"', "rank"]
         paths = [str(checkout), os.environ.get("PYTHONPATH")]
         environment = {
             "PYTHONFAULTHANDLER": "1",  # after a hang SIGABRT ends it, and its faulthandler writes the stacks
-            # Megatron requires this to overlap communication: kernels run in the order of their launch.
-            "CUDA_DEVICE_MAX_CONNECTIONS": "1",
             **os.environ,
+            CONNECTIONS: connections,
             **self._place.variables,
             # Megatron takes the GPU of this number.
             "LOCAL_RANK": str(gpu_number(self._place.local_rank, self._resolved.job.srun, os.environ)),

@@ -24,11 +24,11 @@ from hpc_gpt.core.slurm.directives import job_faults
 SITE = ClusterProfile(name="site", gpus_per_node=8)
 HERE = load_profile("local")
 # What a small layout or model cannot keep as it is.
-ADAPTED = {"partition", "loss_chunks", "attention"}
+ADAPTED = {"partition", "loss_chunks", "attention", "recompute"}
 
 SIZES = st.sampled_from([1, 2, 3, 4, 8])
 SWITCHES = {
-    "recompute": st.sampled_from(["selective", "full"]),
+    "recompute": st.sampled_from(["selective", "full", "1/2"]),
     "attention": st.sampled_from(["flash", "cudnn", "efficient", "math"]),
     "compile": st.sampled_from(["block", "edges", "whole"]),
     "compile_backend": st.just("aot_eager"),

@@ -49,6 +49,27 @@ def test_every_formula_is_of_the_shape_that_was_read(granularity, recompute):
     assert not record.flags
 
 
+@pytest.mark.parametrize(
+    ("stated", "recompute"),
+    [
+        ({"recompute_modules": "['layernorm', 'moe_act']"}, "layernorm,moe_act"),
+        ({"recompute_modules": "['mlp']"}, "mlp"),
+        ({"recompute_modules": "['core_attn']"}, "selective"),
+        ({"recompute_modules": "['of_another_model']"}, "selective"),
+        ({"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 4}, "full"),
+        ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 3}, "1/4"),
+        ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 12}, "full"),
+    ],
+)
+def test_a_log_states_the_modules_or_the_share_that_is_recomputed(stated, recompute):
+    record = log_of(**{"recompute_granularity": "selective", **stated}).record
+    none = log_of(recompute_granularity="None").record
+    assert record.recompute == recompute
+    # The weights of the MLP alone are not in the record of another program.
+    assert (record.tflops_hardware is None) is (recompute == "mlp")
+    assert record.tflops_seed == pytest.approx(none.tflops_seed * {"1/4": 6.5, "full": 8}.get(recompute, 6) / 6)
+
+
 NONE = [
     {"window_size": "(4095, 0)"},
     {"window_size": "(-1, -1)"},

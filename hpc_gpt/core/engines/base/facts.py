@@ -231,6 +231,10 @@ class EngineFacts(States):
         in the queue."""
         return iter(())
 
+    def notes(self, resolved: Sized) -> Iterator[str]:
+        """The notes for a user on what the engine does differently with such a run."""
+        return iter(())
+
     def config_files(self, resolved: Resolved) -> dict[str, Any]:
         """The files for the run folder with the configuration of a library: {name: JSON values}."""
         return {}

@@ -30,6 +30,7 @@ _OF_LATENT = {
     "q_lora": "q_lora_rank", "kv_lora": "kv_lora_rank", "qk_rope": "qk_pos_emb_head_dim", "v_head": "v_head_dim",
 }  # fmt: skip
 _DEFAULTS = {entry.name: entry.default for entry in fields(ModelShape)}
+OVERLAP, DISPATCHER = "--overlap-moe-expert-parallel-comm", "--moe-token-dispatcher-type"
 _LAYERS = re.compile(r"\[[01](?:, ?[01]){0,999}\]")
 
 
@@ -58,7 +59,7 @@ def expert_options(shape: ModelShape, layout: Layout, dtype: str, others: Collec
         "--expert-model-parallel-size": layout.ep,
         "--expert-tensor-parallel-size": layout.expert_tp,
     }
-    plain: dict[str, object] = {"--moe-token-dispatcher-type": "alltoall"}
+    plain: dict[str, object] = {DISPATCHER: "alltoall"}
     if shape.router == "sigmoid" and shape.router_dtype is None:
         plain["--moe-router-dtype"] = "fp32"
     if shape.router_bias:
@@ -81,11 +82,9 @@ def expert_fault(shape: ModelShape) -> str | None:
     return None
 
 
-def split_faults(engine: Engine, layout: Layout, dtype: str, shape: ModelShape) -> Iterator[Fault]:
+def split_faults(engine: Engine, layout: Layout, dtype: str) -> Iterator[Fault]:
     """The faults of a mixture's layout, with Megatron-LM's own conditions. That for fp16 is in its releases before
     core 0.16 (December 2025) alone."""
-    if not shape.is_mixture:
-        return
     if layout.tp > 1 and not engine.sequence_parallel:
         yield Fault(
             f'the model has experts and tp is {layout.tp}, and Megatron-LM refuses "MoE and tensor parallelism ... '
@@ -99,6 +98,33 @@ def split_faults(engine: Engine, layout: Layout, dtype: str, shape: ModelShape) 
             "(megatron/training/arguments.py)",
             'use train.dtype = "bf16", or --ep 1',
         )
+
+
+def overlap_faults(layout: Layout, dtype: str, words: Sequence[str]) -> Iterator[Fault]:
+    """The faults of --overlap-moe-expert-parallel-comm, if it is among the user's own `words`, options and values, with
+    Megatron-Core's conditions (transformer_config.py, __post_init__); those of recomputation are with it."""
+    if OVERLAP not in words:
+        return
+    values_of = dict(zip(words, [*words[1:], ""], strict=False))
+    chunks = any("virtual" in word or "pipeline-model-parallel-layout" in word for word in words)
+    subject = "overlap_moe_expert_parallel_comm is"
+    refused = (
+        (layout.ep == 1, f"{subject} only supported with expert model parallelism"),
+        (
+            layout.pp > 1 and not chunks,
+            "virtual_pipeline_model_parallel_size must be specified when pipeline_model_parallel_size > 1",
+        ),
+        (values_of.get(DISPATCHER) == "allgather", f"{subject} supported with alltoall/flex token dispatcher"),
+        (dtype == "fp32", f"{subject} only supported with bf16 or fp16 model"),
+        (
+            "--moe-shared-expert-overlap" in words,
+            "disable moe_shared_expert_overlap when enabling overlap_moe_expert_parallel_comm",
+        ),
+    )
+    for is_so, quote in refused:
+        if is_so:
+            message = f'engine.megatron_args has {OVERLAP}, which Megatron-LM refuses here: "{quote}"'
+            yield Fault(f"{message} (megatron/core/transformer/transformer_config.py)", f"leave {OVERLAP} out")
 
 
 def stated_experts(arguments: Mapping[str, str]) -> dict[str, Any]:
@@ -156,12 +182,12 @@ def stated_traits(words: Sequence[str]) -> dict[str, Any]:
     values_of = dict(zip(words, [*words[1:], ""], strict=False))
     traits: dict[str, Any] = {}
     flex = values_of.get("--moe-flex-dispatcher-backend", "deepep")  # the parser's default
-    dispatcher = flex if (kind := values_of.get("--moe-token-dispatcher-type")) == "flex" else kind
+    dispatcher = flex if (kind := values_of.get(DISPATCHER)) == "flex" else kind
     if dispatcher in get_args(Dispatcher):
         traits["dispatcher"] = dispatcher
     if "--moe-router-force-load-balancing" in values_of:
         traits["routing"] = "forced balance"
-    if "--overlap-moe-expert-parallel-comm" in values_of:
+    if OVERLAP in values_of:
         traits["ep_overlap"] = True
     graphs = [*_following(words, "--cuda-graph-scope", "--cuda-graph-modules")]
     if known := tuple(graph for graph in graphs if graph in get_args(CudaGraph)):

@@ -11,11 +11,12 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from hpc_gpt.core.engines.base.megatron_experts import expert_options
+from hpc_gpt.core.engines.base.megatron_experts import OVERLAP, expert_options
 from hpc_gpt.core.engines.base.megatron_recompute import recompute_options
 from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
 from hpc_gpt.core.optimizers import optimizer_named
 from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.schedule import decay_steps_of
 from hpc_gpt.core.settings.sized import Sized
@@ -30,6 +31,19 @@ _WSD_STYLES = {"linear": "linear", "1-sqrt": "minus_sqrt"}
 # {engine.cp_exchange: --cp-comm-type}. The parser accepts any text; Transformer Engine compares with these (the help
 # has another name for one of them; megatron/core/transformer/transformer_config.py, cp_comm_type).
 _CP_COMM_TYPES = {"heads": "a2a", "keys": "all_gather", "ring": "p2p"}
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+# {option: Megatron's own condition} of options whose communication needs hardware queues of its own.
+_FSDP = "FSDP requires CUDA_DEVICE_MAX_CONNECTIONS > 1 or unset. (megatron/training/arguments.py)"
+_OF_STREAMS = {
+    OVERLAP: "Requirements for EP A2A Overlap: expert_model_parallel_size > 1, "
+    "CUDA_DEVICE_MAX_CONNECTIONS > 1. (megatron/core/transformer/moe/README.md)",
+    "--use-torch-fsdp2": _FSDP,
+    "--use-megatron-fsdp": _FSDP,
+}
+_IN_ORDER = (
+    "Using tensor model parallelism or context parallelism require setting the environment variable "
+    "CUDA_DEVICE_MAX_CONNECTIONS to 1, before Blackwell (megatron/training/arguments.py)"
+)
 INTERLEAVED = "--num-layers-per-virtual-pipeline-stage"
 
 
@@ -190,6 +204,26 @@ def words_of(arguments: Sequence[str]) -> list[str]:
     ['--seq-length', '128', '--bf16']
     """
     return [part for argument in arguments for part in argument.split("=", 1)]
+
+
+def connections_of(arguments: Sequence[str], layout: Layout, environment: Mapping[str, str]) -> tuple[str, str | None]:
+    """Returns (CUDA_DEVICE_MAX_CONNECTIONS for the program, a warning if the user's own value is not what it needs).
+
+    1 makes kernels run in the order of their launch, which overlaps the communication of tp and cp; some options need
+    more. The user's value always holds.
+    """
+    option = next((option for option in _OF_STREAMS if option in words_of(arguments)), None)
+    given = environment.get(CONNECTIONS)
+    if given is None:
+        return ("32" if option else "1"), None
+    is_one = given == "1"
+    if option and is_one:
+        needs = _OF_STREAMS[option]
+    elif not option and not is_one and layout.tp * layout.cp > 1:
+        option, needs = f"tp {layout.tp} x cp {layout.cp}", _IN_ORDER
+    else:
+        return given, None
+    return given, f"{CONNECTIONS} is {given} in your environment, and Megatron-LM says for {option}: {needs}"
 
 
 def option_names(arguments: Sequence[str]) -> list[str]:

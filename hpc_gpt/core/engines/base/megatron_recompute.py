@@ -6,12 +6,13 @@ Source, which the faults quote: megatron/core/transformer/transformer_config.py 
 
 from collections.abc import Iterator, Sequence
 
+from hpc_gpt.core.engines.base.megatron_experts import OVERLAP
 from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.recomputation import Recompute, modules_of, recomputation
 from hpc_gpt.core.settings.model_shape import ModelShape
 
 _FILE = "megatron/core/transformer/transformer_config.py"
-_OVERLAP, _GRAPHS = "--overlap-moe-expert-parallel-comm", "--cuda-graph-impl"
+_GRAPHS = "--cuda-graph-impl"
 
 
 def recompute_options(recompute: Recompute, layers: int) -> dict[str, object]:
@@ -65,10 +66,10 @@ def _refused(recompute: Recompute, dtype: str, words: Sequence[str]) -> Iterator
     if "shared_experts" in modules and "--moe-shared-expert-overlap" in words:
         yield ("shared_experts recompute cannot work with --moe-shared-expert-overlap.",
                "leave one of them out")  # fmt: skip
-    if _OVERLAP in words and (whole or "moe" in modules):
+    if OVERLAP in words and (whole or "moe" in modules):
         what = "full recomputation" if whole else "moe in recompute_modules"
         yield (f"disable {what} when enabling overlap_moe_expert_parallel_comm",
-               f"use layernorm,moe_act, or leave {_OVERLAP} out")  # fmt: skip
+               f"use layernorm,moe_act, or leave {OVERLAP} out")  # fmt: skip
     if values_of.get(_GRAPHS) in ("local", "transformer_engine") and whole:
         yield ("full recompute is only supported with full iteration CUDA graph.",
                f"use modules, or {_GRAPHS} full_iteration")  # fmt: skip
