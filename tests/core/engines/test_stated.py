@@ -29,6 +29,7 @@ has_fused_gate=False has_composed_gelu=False selects_operators=False scatters_ou
 keeps_partitioned_outputs=False gathers_one_by_one=False overlaps_reduction=False has_chunks=False
 pads_vocabulary=True any_model=False
 is_unfused=None synchronizations=1.0 scales_first=False is_pytorchs=False splits_by_dtensor=False buckets_a_reduction=1
+gathers_ahead=False
 """
 OURS = {"activation_offload", "attention", "compile", "compile_backend", "cp_exchange", "fused_bias_gradients",
         "keep_residuals", "loss_chunks", "one_pass_loss", "recompute"}  # fmt: skip
