@@ -36,6 +36,7 @@ OTHERS: dict[str, Any] = {
     "engine.compile_backend": "aot_eager", "engine.partition": "parameters",
     "engine.cp_exchange": "keys", "engine.megatron_args": ["--x"], "engine.zero_stage": 1,
     "train.dtype": "bf16", "train.matmul": "fp8-tensor", "train.init": "weights", "train.optimizer": "sgd",
+    "train.muon_dtype": "fp32",
     "train.optimizer_mode": "foreach", "train.decay": "constant", "train.decay_shape": "1-sqrt", "train.clip": 0.5,
     "model.preset": "gpt2-xl", "model.hf": "config.json", "model.hidden": 96, "model.layers": 3, "model.heads": 2,
     "model.vocab": 300, "model.seq": 64, "model.tied": False, "model.vocab_multiple": 192, "model.kv_heads": 1,
