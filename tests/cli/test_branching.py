@@ -45,6 +45,15 @@ def test_a_branch_changes_what_is_named_and_the_rest_stays():
     assert '"data_from"' not in same.to_json()
 
 
+def test_a_branch_of_another_optimizer_drops_the_keys_of_the_first():
+    alone = {"engine__name": "ddp", "layout__tp": 1, "layout__pp": 1}
+    before = saved(8, **alone, train__optimizer="muon", train__muon_lr=0.1, train__beta1=0.8).resolved()
+    found = descend(before, {"train.optimizer": "adamw"}, before.cluster, 8, branch=True).train
+    assert (found.optimizer, found.muon_lr, found.beta1) == ("adamw", None, 0.8)
+    found = descend(before, {"train.optimizer": "sgd"}, before.cluster, 8, branch=True).train
+    assert (found.muon_lr, found.beta1) == (None, 0.9)
+
+
 def test_a_branch_may_begin_a_mixture():
     before = saved(8, data__source="stdlib").resolved()
     sources = {"web.path": "a.tokens", "web.weight": 0.9, "code.path": "b.tokens", "code.weight": 0.1}
