@@ -197,12 +197,13 @@ def reads_other_data(parent: Resolved, data: Data) -> bool:
 def check_same_training(parent: Resolved, resolved: Resolved, branch: bool = False) -> None:
     """Raises ConfigError for changes that make it another training; a `branch` may have other data and another
     schedule."""
-    faults = list[Fault]()
+    faults, optimizers = list[Fault](), {parent.train.optimizer, resolved.train.optimizer}
+    of_optimizers = {key for each in optimizers for key in optimizer_named(each).keys if len(optimizers) > 1}
     for name in ("model", "data", "train", "layout", "engine"):
         before, after = vars(getattr(parent, name)), vars(getattr(resolved, name))
         of_keys = parent.key_rules(name)
         for key in [key for key in before if before[key] != after[key]]:
-            may_branch = of_keys[key].branch or name == "data"
+            may_branch = of_keys[key].branch or name == "data" or (name == "train" and key in of_optimizers)
             if key == "balance" and "bias" in (before[key], after[key]):
                 may_branch = False  # the router's choice biases stay what they are
             if of_keys[key].resume == "never" and not (branch and may_branch):
