@@ -67,10 +67,11 @@ def _case(
     micro_batches: int = 1,
     mode: Any = None,
     model: dict[str, Any] = _GPT2,
+    optimizer: str = "adamw",
     **engine: Any,
 ) -> Resolved:
     """5M parameters and 8 tokens: states are all but 2 %, and a CPU without bf16 arithmetic is done soon."""
-    train = Train(steps=3, dtype=dtype, optimizer_mode=mode)
+    train = Train(steps=3, dtype=dtype, optimizer=optimizer, optimizer_mode=mode)
     shape = Model(vocab=512, seq=8, **model)
     return _resolved(shape, Engine(name=name, **engine), train, micro_batch=1, micro_batches=micro_batches)
 
@@ -93,6 +94,7 @@ CASES = {
     "ddp fp32 of documents": _layers(Engine("ddp"), Data(mask_documents=True, end_token=0)),
     "hf-deepspeed fp32 of layers": _layers(Engine("hf-deepspeed", 1)),
     "ddp bf16 foreach": _case("ddp", mode="foreach"),
+    "llama ddp bf16 by muon": _case("ddp", model=_LLAMA, optimizer="muon"),
     "zero 1 bf16 for-loop": _case("deepspeed-zero", zero_stage=1, mode="for-loop"),
     "zero 2 fp32": _case("deepspeed-zero", "fp32", micro_batches=2, zero_stage=2),
     "llama 3d fp32 zero 1": _case("deepspeed-3d", "fp32", zero_stage=1, model=_LLAMA),

@@ -69,7 +69,10 @@ class Fsdp(EngineFacts):
         return states
 
     def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
-        """The bytes that the optimizer's update moves on a rank: ddp's, for the rank's shard alone."""
+        """ddp's for the rank's shard alone, or for whole matrices, of which two more are under way in 16 bits."""
+        if training.optimizer_facts.needs_shares and not is_whole(training):
+            matrix *= training.tp
+            return super().update_bytes(training, params / training.shards, matrix, table) + 4 * matrix
         return super().update_bytes(training, params, matrix, table) / training.shards
 
     def buckets(self, training: Training, params: float) -> float:

@@ -17,8 +17,8 @@ class Muon(OptimizerFacts):
         return ADAMW.moved_bytes(mode, hidden) * (1 - hidden) + (12 + 12 + 8 + 8 + 10 + 2 + 2 * 4) * hidden
 
     def update_bytes(self, mode: str, params: float, matrix: float, table: float) -> float:
-        """Three 16-bit matrices of Newton-Schulz, of which the polynomial is square at most, or AdamW's."""
-        return max(4 * 2 * matrix, ADAMW.update_bytes(mode, params, matrix, table))
+        """In 16 bits two of the matrix and two of its rows squared, which may be a quarter of it; or AdamW's."""
+        return max(5 * matrix, ADAMW.update_bytes(mode, params, matrix, table))
 
     def product_sizes(self, rows: int, columns: int) -> list[tuple[int, int, int]]:
         """Five steps of Newton-Schulz: 2 r^2 (2 c + r) FLOPs each, of r rows below c columns."""
