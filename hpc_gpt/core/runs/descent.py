@@ -198,12 +198,12 @@ def check_same_training(parent: Resolved, resolved: Resolved, branch: bool = Fal
     """Raises ConfigError for changes that make it another training; a `branch` may have other data and another
     schedule."""
     faults, optimizers = list[Fault](), {parent.train.optimizer, resolved.train.optimizer}
-    of_optimizers = {key for each in optimizers for key in optimizer_named(each).keys if len(optimizers) > 1}
+    of_both = {key for each in optimizers for key in optimizer_named(each).keys} if branch else ()
     for name in ("model", "data", "train", "layout", "engine"):
         before, after = vars(getattr(parent, name)), vars(getattr(resolved, name))
         of_keys = parent.key_rules(name)
         for key in [key for key in before if before[key] != after[key]]:
-            may_branch = of_keys[key].branch or name == "data" or (name == "train" and key in of_optimizers)
+            may_branch = of_keys[key].branch or name == "data" or (len(optimizers) > 1 and key in of_both)
             if key == "balance" and "bias" in (before[key], after[key]):
                 may_branch = False  # the router's choice biases stay what they are
             if of_keys[key].resume == "never" and not (branch and may_branch):
