@@ -119,6 +119,18 @@ def test_a_layout_is_explained_line_by_line() -> None:
         ({"recompute": "layernorm,mlp"}, "recompute   20   20.0  layernorm, mlp again\n"),
         ({"sequence_parallel": True}, "  gather and scatter of 2048 x 2 x 1024 twice a layer and pass, tp 2\n"),
         ({"zero_stage": 3, "engine": "fsdp"}, "does not hide; parameters gathered for each pass\n"),
+        (
+            {"shape": replace(RUN.shape, window=512)},
+            "windows      10 layers attend to 512 tokens, 0 to all\n",
+        ),
+        (
+            {"shape": replace(RUN.shape, window=512, window_layers="SSSSSSSSLL")},
+            "2 to all: stage 3, which has 2 of these, is slower than one with 0\n",
+        ),
+        (
+            {"shape": replace(RUN.shape, window=512, window_layers="SSL")},
+            "parameters   stage 3: 2 layers x 6.30e6 + 26.2e6 outside",
+        ),
         ({"activations_on_host": True}, "in flight x 2 layers x 8.0 MiB = 0.02 GiB, on the host\n"),
     ],
 )

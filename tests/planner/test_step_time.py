@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.planner.machine import DEFAULT
+from hpc_gpt.planner.memory import predict_memory
 from hpc_gpt.planner.step_time import StepTime, predict_step
 from tests.core.engines.trainings import LLAMA, trainings
 from tests.planner.machines import machine_named
@@ -57,6 +58,25 @@ def test_tensor_parallelism_across_nodes_is_paid_at_the_network() -> None:
         for tp, pp in ((2, 32), (4, 16), (8, 8), (16, 4), (32, 2))
     }
     assert min(times, key=times.__getitem__) == (8, 8)
+
+
+def test_a_stage_with_more_layers_that_attend_to_all_is_slower() -> None:
+    shape = ModelShape(4096, 16, 32, seq=32768)
+    kinds: dict[str, dict[str, Any]] = {
+        "all have it": {"window": 1024},
+        "one a stage has none": {"window": 1024, "window_layers": "SSSL"},
+        "the last stage has none": {"window": 1024, "window_layers": 12 * "S" + 4 * "L"},
+        "none has it": {},
+        "as long as a sample": {"window": 32768},
+    }
+    runs = [Training(replace(shape, **kind), tp=8, pp=4, micro_batches=64, flash=True) for kind in kinds.values()]
+    times = [predict_step(run, SELENE).step_s for run in runs]
+    assert times == sorted(times)
+    assert len({*times}) == 4, "a window of the sequence is none"
+    # What the stages compute is the same; the others wait for the last.
+    slower, other = times[2] - times[1], times[3] - times[0]
+    assert 0.5 * other < slower < 0.8 * other
+    assert len({round(predict_memory(run).stages[0].allocated, 6) for run in runs}) == 1
 
 
 def test_fitted_constants_widen_the_range_by_half_their_move() -> None:

@@ -33,9 +33,11 @@ def run_of(name: str, folder: Path, **changed: Any) -> Resolved:
     return replace(resolved, model=shape, train=replace(resolved.train, init=str(folder)))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-def test_they_are_equal(name: str, tmp_path: Path) -> None:
-    found = compare_logits(run_of(name, tmp_path / "out"))
+@pytest.mark.parametrize(
+    ("name", "changed"), [("gpt2", {}), ("llama", {}), ("llama", {"window": 9, "window_layers": "LS"})]
+)
+def test_they_are_equal(name: str, changed: dict[str, Any], tmp_path: Path) -> None:
+    found = compare_logits(run_of(name, tmp_path / "out", **changed))
     assert found["level"] == "ok", found["words"]
 
 

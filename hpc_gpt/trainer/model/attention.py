@@ -27,7 +27,7 @@ from hpc_gpt.trainer.model.documents import Documents
 from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from hpc_gpt.trainer.model.linear import ColumnParallelLinear, RowParallelLinear
 from hpc_gpt.trainer.model.norm import HeadNorm, Norm, WidthNorm
-from hpc_gpt.trainer.model.sight import Sight
+from hpc_gpt.trainer.model.sight import Sight, masks_of
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 
@@ -182,7 +182,8 @@ class Attention(nn.Module):
         sight = self.sight
         if documents is not None:
             sight = documents.in_window if self.window else documents.sight
-        assert sight is not None or self.window is None, "prepare_attention gives it"
+        elif sight is None and self.window:  # a model without an engine
+            sight = Sight(masks_of(query.shape[1], self.window, query.dtype, query.device))
         core = partial(attention_core, expands=self.expands, sight=sight, last=self.last)
         return self.context.attend(query, key, value, core, self.is_recomputed)
 
