@@ -155,15 +155,15 @@ def copies_sent(training: Training, links: Links) -> tuple[float, float]:
 def launching_s(training: Training, host_s: float) -> float:
     """Seconds in which the host launches what an expert layer has in addition to attention and norms, in one pass.
 
-    Router, permutation and dispatch are so many passes over a dense layer; each expert has its own products, and in 8
-    or 4 bits its own casts. With biases there are twice as many kernels: beside two products, and four backward, two
-    that add them (`_bias_bytes`), and four or more for their gradients.
+    Router, permutation and dispatch are so many passes over a dense layer, and each expert has its own products. With
+    biases there are twice as many kernels: beside two products, and four backward, two that add them (`_bias_bytes`),
+    and four or more for their gradients.
     """
     graphs = training.cuda_graphs
     if "full" in graphs:
         return 0.0
     fixed = float(VALUES["experts.launches"]) * (0.5 if "moe_router" in graphs else 1.0)
-    each = float(VALUES["experts.each_cast" if training.matmul != "none" else "experts.each"])
+    each = float(VALUES["experts.each"])
     if training.shape.bias == "all":
         each *= 2
     if not training.dropless:  # experts of equal size are one product

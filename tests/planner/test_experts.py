@@ -83,7 +83,7 @@ def test_the_host_launches_each_expert_of_a_rank():
     biased = launching(shape=replace(QWEN, bias="all"))
     assert biased - few == pytest.approx(1e-3 * VALUES["experts.each"] * 8)
     assert launching(cuda_graphs=("full",)) == 0
-    assert launching(cuda_graphs=("moe_router",)) < few < launching(matmul="fp8-tensor")
+    assert launching(cuda_graphs=("moe_router",)) < few
 
 
 def waited(**changes):

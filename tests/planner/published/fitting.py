@@ -29,7 +29,7 @@ FITTED = {
 # sources do not agree: any from 1 to 2, by how far a run's router is balanced.
 FITTED_MIXTURES = {
     "experts.largest_load": 4.5, "experts.router_bytes": 30.0, "experts.launches": 1.0,
-    "experts.each": 0.13, "experts.each_cast": 0.14, "experts.eight_bits.hopper": 1.0,
+    "experts.each": 0.14, "experts.eight_bits.hopper": 1.0,
 }  # fmt: skip
 _SPREAD, _NOISE, _TAIL, _ROUNDS, _DIFFERENCE = 0.3, 0.06, 2.0, 8, 1e-3
 _LESS = {"nanotron-svg": 0.15, "bigscience-gpt2-head": 0.15}
