@@ -41,26 +41,22 @@ def _is(key: str, value: Any, then: str = "", but: bool = False) -> Callable[[Si
     return why
 
 
-def _is_not(key: str, value: Any, then: str) -> Callable[[Sized], str]:
-    return _is(key, value, then, but=True)
-
-
 # (keys, why they have no effect in a run: a function that gives an empty text if they have one)
 _RULES: tuple[tuple[tuple[str, ...], Callable[[Sized], str]], ...] = (
     (("train.tf32", "train.optimizer_mode", "train.save_in_background", "train.max_bad_steps"), _is_of_program),
     (("engine.cp_exchange",), lambda sized: "" if sized.layout.cp > 1 else "cp is 1: nothing is exchanged"),
-    (("data.workers", "data.on_bad_shard"), _is_not("data.source", "stream", "; only a stream uses it")),
+    (("data.workers", "data.on_bad_shard"), _is("data.source", "stream", "; only a stream uses it", but=True)),
     (("data.tokenizer", "data.eval_fraction", "data.max_epochs"), _is("data.source", "random", ": no text")),
     (("train.eval_batches",), _is("train.eval_every", 0, ": nothing is evaluated")),
     (("train.min_lr",), _is("train.decay", "constant")),
-    (("train.decay_steps", "train.decay_shape"), _is_not("train.decay", "wsd", "; these keys belong to wsd")),
+    (("train.decay_steps", "train.decay_shape"), _is("train.decay", "wsd", "; these keys belong to wsd", but=True)),
     (("train.balance_coef", "train.balance_rate"), _is_of_program),
-    (("train.balance_coef",), _is_not("train.balance", "loss", ": no balance loss")),
-    (("train.balance_rate",), _is_not("train.balance", "bias", ": no bias moves")),
+    (("train.balance_coef",), _is("train.balance", "loss", ": no balance loss", but=True)),
+    (("train.balance_rate",), _is("train.balance", "bias", ": no bias moves", but=True)),
     (("train.keep_every",), _is("train.keep_last", 0, ": every checkpoint stays")),
     (("train.keep_last", "train.save_in_background"), _saves_nothing),
     (("train.hang_floor_s",), _is("train.hang_multiple", 0, ": nothing is a hang")),
-    (("train.tf32",), _is_not("train.dtype", "fp32", ", and so are its products")),
+    (("train.tf32",), _is("train.dtype", "fp32", ", and so are its products", but=True)),
     (("engine.compile_backend",), _is("engine.compile", "none")),
     (
         ("engine.prefetch", "engine.reshard", "engine.gather_blocks"),

@@ -32,8 +32,9 @@ def expert_params(kind: LayerKind, tp: int, ep: int = 1, etp: int | None = None)
 def hidden_share(shape: ModelShape, of_experts: bool | None = None) -> float:
     """The share of the layers' matrices, without routers, among the parameters: of the routed experts, of all but
     these, or of all (None)."""
-    experts = sum(kind.count * kind.expert_params for kind in shape.kinds)
-    params = {None: shape.params, True: experts, False: shape.params - experts}[of_experts]
+    params = shape.params
+    if of_experts is not None:
+        params = shape.expert_params if of_experts else params - shape.expert_params
     hidden = (
         kind.count * matrix.size
         for kind in shape.kinds
