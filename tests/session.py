@@ -118,10 +118,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     if reporter is None or hasattr(config, "workerinput") or config.getoption("collectonly"):
         return
     tests, long, left = config.stash[_left]
-    reasons = Counter(
-        str(report.longrepr[2]).removeprefix("Skipped: ").partition("\n")[0]
-        for report in reporter.stats.get("skipped", [])
-    )
+    skips = reporter.stats.get("skipped", [])
+    reasons = Counter(str(skip.longrepr[2]).removeprefix("Skipped: ").partition("\n")[0] for skip in skips)
     said = [f"{count:,} skipped: {reason}" for reason, count in reasons.most_common()]
     ran = len(config.pluginmanager.get_plugin("seconds").tests)
     if left:

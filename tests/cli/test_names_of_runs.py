@@ -120,10 +120,3 @@ def test_a_verb_that_looks_takes_the_newest_run(verb):
     assert done.stderr.splitlines()[0] == f"the newest run, {newest.run_id} of demo:"
     assert (done.code, done.stdout) == (named.code, named.stdout)
     assert done.stdout
-
-
-def test_a_logs_folder_that_is_not_there_is_said(tmp_path):
-    gone = {"HPC_GPT_LOGS": str(tmp_path / "gone")}
-    for verb in ("status", "report", "why"):
-        words = f"no runs under {tmp_path / 'gone'}, the folder of HPC_GPT_LOGS, which does not exist"
-        assert words in in_process(verb, environment=gone).stderr, verb

@@ -75,12 +75,14 @@ def test_tensorboard_drops_steps_that_are_trained_again(tmp_path, capsys):
 
 def test_a_mixture_has_curves_of_its_experts_and_sources(tmp_path):
     run = make_run(tmp_path, experiment="moe-tiny", track__tensorboard=True)
-    figures = {"balance_loss": 1.25, "expert_load": 1.5, "experts_dead": 0, "loss_eval": float("nan")}
-    show(run, [metrics_line(1, **figures, loss_eval_by={"web": 1.5, "code": float("nan")})])
+    figures = {"balance_loss": 1.25, "expert_load": 1.5, "experts_dead": 0, "loss_eval": float("nan"), "bpb": 0.75}
+    by_source = {"loss_eval_by": {"web": 1.5, "code": float("nan")}, "bpb_by": {"web": 0.5, "code": None}}
+    show(run, [metrics_line(1, **figures, **by_source)])
     events = read_back(run.path / "tensorboard")
     wanted = {"balance_loss": [1.25], "expert_load": [1.5], "experts_dead": [0], "loss_eval_by/web": [1.5]}
+    wanted |= {"bpb": [0.75], "bpb_by/web": [0.5]}
     assert {name: [event.value for event in events.Scalars(name)] for name in wanted} == wanted
-    assert not {"loss_eval", "loss_eval_by/code"} & set(events.Tags()["scalars"])
+    assert not {"loss_eval", "loss_eval_by/code", "bpb_by/code"} & set(events.Tags()["scalars"])
 
 
 SHOW = """

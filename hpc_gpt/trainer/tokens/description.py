@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Iterator
 
+from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.format import Line, counted, show_short
 from hpc_gpt.core.settings.data_source import MIX, mixture_shares, phase_steps
 from hpc_gpt.core.settings.resolved import Resolved
@@ -19,7 +20,8 @@ def describe_data(resolved: Resolved) -> tuple[Line, ...]:
     """Lines for the user on the data of a run that `ensure_data` has accepted: source, tokens, epochs in all steps, the
     token that ends a document if attention is masked; and a note if they use less than a tenth of the model's
     vocabulary."""
-    lines = (*_lines(resolved), *(_bytes_notes(resolved) if resolved.train.eval_every else ()))
+    evaluates = resolved.train.eval_every and engine_named(resolved.engine.name).writes_metrics
+    lines = (*_lines(resolved), *(_bytes_notes(resolved) if evaluates else ()))
     if not resolved.data.mask_documents:
         return lines
     first, *others = lines

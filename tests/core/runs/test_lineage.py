@@ -183,13 +183,6 @@ def test_the_hint_is_the_micro_batch_that_fits():
     assert caught.value.hint == "use a dp that divides 32"
 
 
-def test_an_engine_is_refused_what_its_checkpoints_cannot_become():
-    settings = parent(Engine("ddp"), tp=1, pp=1, gpus=2)
-    assert descend(settings, {"layout.dp": 4}, SITE, 20).layout == Layout(1, 1, 4)
-    with pytest.raises(LayoutError, match="tp 2 cannot run on engine ddp"):
-        descend(settings, {"layout.tp": 2}, SITE, 20)
-
-
 def run_with(folder: Path, *steps: int, parent: RunFolder | None = None) -> RunFolder:
     """A run folder that holds complete checkpoints of these steps."""
     run = RunFolder(folder)

@@ -91,12 +91,6 @@ def test_axis_below_one_is_refused_by_name(axis):
         Layout(**{"tp": 1, "pp": 1, "dp": 1, axis: 0})
 
 
-def test_tp_across_nodes_needs_a_flag_that_says_so():
-    with pytest.raises(LayoutError, match="tp 8 does not divide the 4 ranks of a node"):
-        check_nodes(Layout(8, 1, 1), 2, 4)
-    check_nodes(Layout(8, 1, 1), 2, 4, allow_tp_across_nodes=True)
-
-
 @given(st.integers(1, 200), st.integers(1, 8))
 def test_nodes_hold_all_gpus_and_none_stays_empty(gpus, per_node):
     try:

@@ -129,8 +129,6 @@ def test_paths_are_looked_up_beside_the_file_that_states_them(mixed: Path) -> No
         (["data.mix.web=", "data.mix.code="], "[data.mix] has no source"),
         (["data.mix.a b.path=x", "data.mix.a b.weight=1"], "a source of the mixture is called 'a b'"),
         (["data.mix.web.wieght=1"], "unknown key data.mix.web.wieght; did you mean data.mix.web.weight?"),
-        (["data.max_epochs=-1"], "data.max_epochs is -1.0, but must not be negative"),
-        (["data.begin_token=true"], "data.begin_token is for text that is tokenised as it is read"),
         (["engine.name=megatron-lm", "layout.tp=1", "layout.pp=1"], "data.mix.web.source is tokens, but Megatron-LM"),
     ],
 )  # fmt: skip

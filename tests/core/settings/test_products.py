@@ -42,7 +42,6 @@ def test_what_trains_is_accepted():
         ({"cluster": "jean-zay-v100-16g", "dtype": "fp16"}, "v100-16g has no FP8 units"),
         ({"device": "mi250x"}, "mi250x has no FP8 units"),
         ({"device": "max-1550"}, "max-1550 has no FP8 units"),
-        ({"device": "mi325x"}, "mi325x has FP8 in a format of its own"),
         ({"device": "mi300a"}, "mi300a has FP8 in a format of its own"),
         ({"dtype": "fp16"}, "train.dtype is fp16"),
         ({"dtype": "fp32"}, "train.dtype is fp32"),

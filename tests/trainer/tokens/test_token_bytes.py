@@ -1,6 +1,7 @@
 """Bits per byte: the bytes that each token adds to the text, by each kind of tokenizer, and files that have them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,8 @@ def test_a_file_without_them_says_how_and_gets_them(tmp_path: Path) -> None:
         adds = f"hpc-gpt data --bytes {quoted} {tokenizer} adds them"
         assert notes(run) == [f"bpb is null without the bytes of each token: {adds}"]
         assert not notes(reading(source, path, **options)), "nothing is evaluated"
+        program = replace(run, engine=replace(run.engine, name="megatron-lm"))
+        assert not notes(program), "Megatron-LM's evaluation has none"
         add_token_bytes(path, tokenizer)
         assert open_file(run).token_bytes.tolist() == new.token_bytes.tolist()  # type: ignore[union-attr]
         assert not notes(run)
