@@ -154,6 +154,10 @@ HALF = [
         (_TWO, _FSDP, "bf16", "uneven", 4),
     )
 ]
+HALF += [
+    _case(layout, engine, dtype=dtype, model="qwen3", window=5, window_layers="SL", documents=documents)
+    for layout, engine, dtype, documents in ((_DP2, _FSDP, "bf16", True), (_PP2, zero(1), "bf16", False))
+]
 # Products in FP8, whose operands are the shards of each axis that an engine with them has.
 FP8 = [
     Case(layout, Engine(name=name, **switches), "bf16", matmul="fp8-tensor", optimizer="sgd")

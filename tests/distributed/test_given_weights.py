@@ -54,8 +54,11 @@ HOW: dict[str, tuple[Layout, Engine]] = {
 
 def settings(model: str, how: str, folder: Path) -> Resolved:
     """As the command line would resolve them."""
-    layout, engine = HOW[how]
-    resolved = Case(layout, engine, clip=CLIP, tied=model not in UNTIED, model=model, pad=model != "gpt2").resolved
+    (layout, engine), (name, *windows) = HOW[how], model.split()
+    window: dict[str, Any] = {"window": 5, "window_layers": "SL"} if windows else {}
+    resolved = Case(
+        layout, engine, clip=CLIP, tied=name not in UNTIED, model=name, pad=name != "gpt2", **window
+    ).resolved
     return replace(resolved, train=replace(resolved.train, init=str(folder / model)))
 
 
@@ -117,8 +120,8 @@ def by_our_names(shape: ModelShape, stored: dict[str, Tensor]) -> dict[str, Tens
 def reference(model: str, folder: Path) -> PlainRun:
     resolved = settings(model, "dp2", folder)
     initial = by_our_names(resolved.model, stored_in(folder / model))
-    batches = [whole_batch(step) for step in range(STEPS)]
-    return train_plainly(resolved.model, resolved.train, initial, batches, whole_batch(EVALUATION))
+    batches = [whole_batch(step, None, resolved.model.seq) for step in (*range(STEPS), EVALUATION)]
+    return train_plainly(resolved.model, resolved.train, initial, batches[:-1], batches[-1])
 
 
 def unpadded(name: str, weight: Tensor) -> Tensor:
@@ -137,6 +140,9 @@ def given_tasks(hows: Iterable[str], shift: int) -> list[Task]:
 ENGINES = ("dp2", "pp2", "zero3", "fsdp tp2", "hf-deepspeed")
 SHORT = given_tasks(ENGINES, 1)
 LONG = given_tasks(HOW.keys() - {*ENGINES}, 1) + given_tasks(HOW, 3)
+LONG += [
+    Task(f"qwen3 window {how}", HOW[how][0].gpus, train_given, ("qwen3 window", how)) for how in ("fsdp tp2", "pp2")
+]
 
 
 @pytest.mark.parametrize("task", marked([*SHORT, *LONG], LONG), ids=lambda task: task.name)

@@ -40,12 +40,13 @@ def test_the_attention_kernel_that_ran_is_the_one_asked_for(kernel, dtype, mode,
 
 
 def long_sequences(
-    attention: Any, dtype: Any, head: int, groups: int = 2, data: Data = USUAL_DATA, cp: int = 1
+    attention: Any, dtype: Any, head: int, groups: int = 2, data: Data = USUAL_DATA, cp: int = 1, **shape: Any
 ) -> Resolved:
     """Two heads of this size at 1,024 positions, a batch of two; `groups`: heads of keys and values."""
+    sizes = {"layers": 1, "vocab": 61, "seq": 1024} | shape
     experiment = Experiment(
         name="attention",
-        model=Model(hidden=2 * head, layers=1, heads=2, kv_heads=groups, vocab=61, seq=1024),
+        model=Model(hidden=2 * head, heads=2, kv_heads=groups, **sizes),
         data=data,
         engine=Engine("ddp", attention=attention, cp_exchange="keys"),
         layout=LayoutRequest(gpus=cp, tp=1, pp=1, cp=cp, micro_batch=2, micro_batches=1),
@@ -100,6 +101,35 @@ def test_documents_in_a_row_are_what_the_mask_gives(kernel, dtype, head, groups,
     exact, how = train_long(long_sequences("math", "fp32", head, groups, masked), device)
     assert how == "math"
     assert losses == pytest.approx(exact, abs=NEAR[dtype])
+
+
+@pytest.mark.parametrize("window", [1, 100, 1023])
+@pytest.mark.parametrize(
+    ("kernel", "dtype", "name"),
+    [
+        ("flash", "bf16", "flash"),
+        ("auto", "fp16", "flash"),
+        ("auto", "fp32", "flex"),
+        ("efficient", "bf16", "efficient"),
+    ],
+)
+@pytest.mark.parametrize("groups", [2, 1])
+@pytest.mark.parametrize("data", [USUAL_DATA, Data(mask_documents=True, end_token=END)], ids=["samples", "documents"])
+def test_a_window_is_what_the_mask_gives(kernel, dtype, name, window, groups, data, device):
+    """Not run on a GPU so far: none was lent to the session that wrote it."""
+    shape = {"layers": 2, "window": window, "window_layers": "SL"}
+    resolved = long_sequences(kernel, dtype, 64, groups, data, **shape)
+    assert AttentionKernels(resolved, device).chosen.removesuffix(" in windows").endswith(name)
+    exact, _ = train_long(long_sequences("math", "fp32", 64, groups, data, **shape), device)
+    assert train_long(resolved, device)[0] == pytest.approx(exact, abs=NEAR[dtype])
+
+
+@pytest.mark.parametrize("mode", ["block", "whole"])
+def test_compiled_windows_are_those_of_eager_mode(mode, device):
+    resolved = long_sequences("auto", "fp32", 64, layers=2, window=100, window_layers="SL")
+    compiled = dataclasses.replace(resolved, engine=dataclasses.replace(resolved.engine, compile=mode))
+    losses = [train_long(one, device)[0] for one in (resolved, compiled)]
+    assert losses[0] == pytest.approx(losses[1], abs=NEAR["fp32"])
 
 
 def test_flash_is_refused_where_documents_need_a_mask(device):

@@ -125,7 +125,7 @@ class Model:
     window: int | None = key(None, resume="never", affects=("speed",), part="layers with a window")
     "Tokens that a token sees in layers with a window, itself included; by default no layer has one; for example 128."
     window_layers: str | None = key(None, resume="never", affects=("speed",))
-    'Layers with the window, a letter each, in turn: S has it, L attends to all; by default all have it; e.g. "SSSL".'
+    'Letters of the layers in turn: S has the window, L attends to all; by default all are S; for example "SSSL".'
     sinks: bool | None = key(None, resume="never", affects=("speed",), part="heads with sinks", trains=False)
     "Whether each head has a sink, a score without a value, as in gpt-oss; by default false; plan only."
     mtp_layers: int | None = key(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import warnings
@@ -21,6 +22,7 @@ from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines import private_parts, torch_private
+from hpc_gpt.trainer.engines.kernels import check_backend
 from hpc_gpt.trainer.model.attention import Attention, rotation_of
 from hpc_gpt.trainer.model.context_parallel import ContextParallel
 from hpc_gpt.trainer.model.documents import Boundaries, Documents
@@ -234,9 +236,12 @@ def _why_not(kernel: SDPBackend, query: Tensor, key: Tensor, mask: Tensor | None
 
 
 def _can_flex(resolved: Resolved, device: torch.device) -> bool:
-    """Whether FlexAttention's kernels run on the GPU: those of Triton, with heads of 16 or more."""
-    has_triton = find_spec("triton") is not None and torch.cuda.get_device_capability(device)[0] >= 8
-    return has_triton and resolved.model.head_width >= 16
+    """Whether FlexAttention, which Inductor compiles, has kernels for the GPU: with heads of 16 or more."""
+    if resolved.model.head_width >= 16 and torch.cuda.get_device_capability(device)[0] >= 8:
+        with contextlib.suppress(ConfigError):
+            check_backend("inductor", device, "")
+            return True
+    return False
 
 
 def _why_not_packed(resolved: Resolved, device: torch.device, window: int | None = None) -> str:

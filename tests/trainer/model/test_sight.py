@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
+from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.trainer.engines.attention import AttentionKernels, prepare_attention
 from hpc_gpt.trainer.model import sight
 from hpc_gpt.trainer.model.attention import attention_core
@@ -101,7 +102,7 @@ def test_layers_with_a_window_share_one_mask_that_stays_where_it_is(monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("asked", "dtype", "card", "head", "triton", "name"),
+    ("asked", "dtype", "card", "head", "compiler", "name"),
     [
         ("auto", "bf16", (9, 0), 64, True, "cudnn, flash in windows"),
         ("flash", "bf16", (8, 0), 64, True, "flash"),
@@ -113,7 +114,7 @@ def test_layers_with_a_window_share_one_mask_that_stays_where_it_is(monkeypatch:
         ("math", "bf16", (9, 0), 64, True, "math"),
     ],
 )
-def test_a_gpus_windows_have_this_kernel(asked, dtype, card, head, triton, name, monkeypatch) -> None:
+def test_a_gpus_windows_have_this_kernel(asked, dtype, card, head, compiler, name, monkeypatch) -> None:
     """By what torch would answer: there is no GPU here."""
     from hpc_gpt.trainer.engines import attention
 
@@ -121,11 +122,14 @@ def test_a_gpus_windows_have_this_kernel(asked, dtype, card, head, triton, name,
         fast = attention._NAMES[kernel.value] in ("flash", "cudnn")
         return "no" if fast and (mask is not None or dtype == "fp32" or query.shape[-1] % 8) else ""
 
+    def refuse() -> None:
+        raise ConfigError("there is no compiler", "")
+
     version = SimpleNamespace(version=lambda: 92600)
     monkeypatch.setattr(torch.backends, "cudnn", version)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: card)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(attention, "find_spec", lambda name: triton or name != "triton" or None)
+    monkeypatch.setattr(attention, "check_backend", lambda *_: None if compiler else refuse())
     monkeypatch.setattr(attention, "_why_not", why_not)
     monkeypatch.setattr(torch, "empty", lambda *size, device, **how: torch.zeros(*size, **how))
     resolved = asking(asked)
