@@ -1,13 +1,13 @@
 """The worth of each term for mixtures of experts: the errors on their published rows without it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 from unittest import mock
 
 from hpc_gpt.core.engines.base.training import Training
-from hpc_gpt.planner import experts
+from hpc_gpt.planner import experts, memory, step_time
 from hpc_gpt.planner.constants import VALUES
 from hpc_gpt.planner.step_time import _StepModel
 from tests.planner.published.rows import PublishedRow, Rows
@@ -49,6 +49,8 @@ TERMS: dict[str, dict[str, Any]] = {
     "narrow heads on Blackwell": {"attention.narrow.blackwell": VALUES["attention.narrow.usual"]},
     "launches": {"launching_s": lambda training, host_s: 0.0},
     "the wait for the router": {"waits_for_router": lambda training: False},
+    "modules computed again": {"_modules_s": lambda *layer: 0.0},
+    "the memory that they free": {"freed_by_modules": lambda training, layer: []},
     "the worst load": {"experts.worst_load": 1.0},
     "padding to the largest": {"experts.largest_load": 1.0},
     "dropped tokens": {"dropless": True},
@@ -74,7 +76,7 @@ def _without(term: str | None) -> Iterator[dict[str, Any]]:
             if name in VALUES:
                 stack.enter_context(mock.patch.dict(VALUES, {name: value}))
             elif name not in fields:
-                owner: Callable[..., Any] | Any = experts if hasattr(experts, name) else _StepModel
+                owner: Any = next(one for one in (experts, memory, step_time, _StepModel) if hasattr(one, name))
                 stack.enter_context(mock.patch.object(owner, name, value))
         yield {name: value for name, value in replaced.items() if name in fields}
 

@@ -14,7 +14,8 @@ Or {"clusters": {"mine": [...], "theirs": [...]}}: then each cluster gets its ow
 the machine     device, gpus_per_node, fabric
 the model       hidden, layers, heads, seq; vocab (51200), kv_heads, ffn, swiglu, untied
 the layout      gpus, tp, pp, dp, of which one may be left out; vp, sequence_parallel, zero_stage, sharding, compiled,
-                distributed_optimizer, stack, schedule, partition, offload, flash_attention
+                distributed_optimizer, stack, schedule, partition, offload, flash_attention; recompute, a word, `every
+                4th layer`, or `modules` with recompute_modules
 the batch       micro_bs; global_bs or grad_accum; without either, memory is that of a full pipeline
 measured        sec_per_iter, else samples_per_sec, tokens_per_sec_per_gpu, tflops_per_gpu with tflops_kind, mfu;
                 memory_gib with memory_kind (nvidia_smi, reserved, allocated), memory_by_stage_gib {stage: [steady,
