@@ -123,9 +123,9 @@ class TrainingEngine:
         return self._mean(total / count)
 
     def measure(self, micro_batches: MicroBatches, count: int, token_bytes: NDArray[Any] | None) -> Tensor:
-        """The loss of `evaluate`, and for bits per byte the nats and bytes of the targets that add bytes to the text,
-        summed over all ranks: fp64 [3]. The last two are NaN unless every rank has the `token_bytes`, [at most vocab].
-        """
+        """The loss of `evaluate`, and for bits per byte the nats and bytes of the targets that add bytes to the text:
+        fp64 [3]. These two are sums over all ranks, so tp times as large, and NaN unless all have the `token_bytes`,
+        [at most vocab]."""
         sums = torch.full((2,), torch.nan, dtype=torch.float64, device=self.device)
         part = next(part for part in self.module.modules() if isinstance(part, VocabParallelLoss))
         if token_bytes is not None:
@@ -134,7 +134,7 @@ class TrainingEngine:
             part.token_bytes, part.sums = counts.to(self.device), sums.zero_()
         loss = self.evaluate(micro_batches, count)
         part.token_bytes = None
-        dist.all_reduce(sums.div_(self._resolved.layout.tp))  # each rank of tp has counted all
+        dist.all_reduce(sums)
         return torch.cat([loss.double().reshape(1), sums])
 
     def save(self, files: RankFiles) -> None:
