@@ -8,6 +8,7 @@ from hpc_gpt.core.runs.descent import descend
 from hpc_gpt.core.runs.lineage import Parent
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.launcher.branching import branch_lines
 from hpc_gpt.trainer.tokens.tokenizer import CharTokenizer
 from tests.cli.command import error_of, in_process
 from tests.made_runs import a_run
@@ -47,9 +48,12 @@ def test_a_branch_changes_what_is_named_and_the_rest_stays():
 
 def test_a_branch_of_another_optimizer_drops_the_keys_of_the_first():
     alone = {"engine__name": "ddp", "layout__tp": 1, "layout__pp": 1}
-    before = saved(8, **alone, train__optimizer="muon", train__muon_lr=0.1, train__beta1=0.8).resolved()
-    found = descend(before, {"train.optimizer": "adamw"}, before.cluster, 8, branch=True).train
+    run = saved(8, **alone, train__optimizer="muon", train__muon_lr=0.1, train__beta1=0.8)
+    before = run.resolved()
+    branch = descend(before, {"train.optimizer": "adamw"}, before.cluster, 8, branch=True)
+    found = branch.train
     assert (found.optimizer, found.muon_lr, found.beta1) == ("adamw", None, 0.8)
+    assert "train.optimizer muon -> adamw: its states begin at zero" in branch_lines(before, branch, run, 8)
     found = descend(before, {"train.optimizer": "sgd"}, before.cluster, 8, branch=True).train
     assert (found.muon_lr, found.beta1) == (None, 0.9)
 

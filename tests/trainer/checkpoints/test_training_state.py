@@ -24,8 +24,9 @@ RESOLVED = settings(Path("none.tokens"), {"tp": 2, "pp": 1, "dp": 2})
 
 
 def write(folder: Path, resolved: Resolved) -> None:
-    """An index without any parameter."""
-    index = {"format": FORMAT, "step": 20, "settings": identity(resolved), "parameters": {}}
+    """An index alone."""
+    index = {"format": FORMAT, "step": 20, "settings": identity(resolved), "optimizer": {"step": 20}}
+    index["parameters"] = {"norm.weight": {"kinds": {"weight": {}, "exp_avg": {}, "exp_avg_sq": {}}}}
     (folder / INDEX).write_text(json.dumps(index))
 
 
@@ -35,6 +36,15 @@ def test_engine_and_layout_may_be_others(tmp_path: Path) -> None:
         saved, is_alike = open_checkpoint(tmp_path, replace(RESOLVED, **other))  # type: ignore[arg-type]
         assert (saved.about["step"], is_alike) == (20, False)
     assert open_checkpoint(tmp_path, RESOLVED)[1]
+
+
+def test_another_optimizers_states_are_none(tmp_path: Path) -> None:
+    write(tmp_path, RESOLVED)
+    saved, is_alike = open_checkpoint(tmp_path, RESOLVED)
+    assert (saved.kinds("norm.weight"), saved.optimizer, is_alike) == (["exp_avg", "exp_avg_sq"], {"step": 20}, True)
+    other = replace(RESOLVED, train=replace(RESOLVED.train, optimizer="sgd"))
+    saved, is_alike = open_checkpoint(tmp_path, other)
+    assert (saved.kinds("norm.weight"), saved.optimizer, is_alike) == ([], {}, True)
 
 
 def test_a_models_keys_are_compared_both_ways(tmp_path: Path) -> None:
