@@ -6,6 +6,7 @@ computes k T rows, whatever ep is, as it sends as many copies of tokens as it ge
 k T ep / E. The rank with the largest load decides, as all wait for it (`experts.worst_load`).
 """
 
+from hpc_gpt.core.engines import engine_of
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.recomputation import recomputation
 from hpc_gpt.core.settings.layer_kinds import LayerKind
@@ -23,9 +24,15 @@ def worst_load(training: Training) -> float:
     return 1.0 if balanced else float(VALUES["experts.worst_load"])
 
 
-def own_tokens(training: Training) -> float:
-    """The tokens of a micro-batch that one rank sends: tp ranks have a part of them each."""
-    return training.tokens / training.tp
+def routed_tokens(training: Training) -> float:
+    """The tokens of a micro-batch for which one rank asks the router: tp ranks have a part of them each, or all."""
+    parts = training.sequence_parallel or engine_of(training).sends_parts(training)
+    return training.tokens / (training.tp if parts else 1)
+
+
+def sent_tokens(training: Training) -> float:
+    """The tokens of a micro-batch of which one rank sends copies to their experts."""
+    return training.tokens / (training.tp if engine_of(training).sends_parts(training) else 1)
 
 
 def expert_rows(training: Training) -> float:
@@ -35,7 +42,7 @@ def expert_rows(training: Training) -> float:
     chosen = shape.experts_per_token or 1
     if training.padded_experts and training.routing == "real":
         load = min(VALUES["experts.largest_load"], (shape.experts or 0) / chosen)
-    rows = chosen * own_tokens(training) * training.expert_tp
+    rows = chosen * training.tokens / training.tp * training.expert_tp
     return float(rows * load / (training.ep if training.ep_outside_dp else 1))
 
 
@@ -47,6 +54,27 @@ def local_experts(training: Training) -> float:
 def rows_an_expert(training: Training) -> float:
     """The rows that each expert of a rank multiplies in a micro-batch."""
     return expert_rows(training) / max(1.0, local_experts(training))
+
+
+def are_joined(training: Training) -> bool:
+    """Whether a rank's experts are one weight, and their rows one tensor: our own model's are."""
+    return not engine_of(training).sends_parts(training)
+
+
+def place_bytes(training: Training) -> float:
+    """Bytes that our model keeps for each row in addition to its values, in int64: its expert, its place by expert and
+    back; if it is sent, its place among what arrives and back (trainer/model/experts.py)."""
+    return (24.0 if training.ep == 1 else 40.0) if are_joined(training) else 0.0
+
+
+def passing_bytes(training: Training, kind: LayerKind, rows: float) -> float:
+    """Bytes that `rows` of our model's experts take for a moment, in 16 bits, beside what a layer keeps: h wide before
+    and after they are permuted, sent, or summed by token; or the gradients of the first product's input and output
+    (counted: tests/distributed/test_planned_bytes.py)."""
+    if not kind.routed or not are_joined(training):
+        return 0.0
+    raised = kind.routed[-1].columns_on(training.expert_tp) * (2 if training.shape.is_gated else 1)
+    return 2 * rows * (training.shape.hidden + max(training.shape.hidden, raised))
 
 
 def expert_products_s(training: Training, rates: Rates, kind: LayerKind) -> float:
@@ -80,10 +108,10 @@ def expert_pass_bytes(training: Training, kind: LayerKind, gate_bytes: float) ->
     the activation for each of its numbers.
     """
     shape, rows = training.shape, expert_rows(training)
-    tokens = own_tokens(training)
-    own = tokens * (shape.experts_per_token or 1)
-    moved = 2 * 2 * shape.hidden * (tokens + own) + (0 if sorts_once(training) else 8 * shape.hidden * rows)
-    router = float(VALUES["experts.router_bytes"]) * tokens * (shape.experts or 0)
+    sent = sent_tokens(training)
+    own = sent * (shape.experts_per_token or 1)
+    moved = 2 * 2 * shape.hidden * (sent + own) + (0 if sorts_once(training) else 8 * shape.hidden * rows)
+    router = float(VALUES["experts.router_bytes"]) * routed_tokens(training) * (shape.experts or 0)
     width = kind.routed[-1].columns_on(training.expert_tp)
     more = _padding_bytes(training) + _bias_bytes(training, kind)
     return moved + router + rows * gate_bytes * width + more
@@ -105,23 +133,25 @@ def _bias_bytes(training: Training, kind: LayerKind) -> float:
 
 def exchange_s(training: Training, links: Links) -> float:
     """Seconds per expert layer and micro-batch in which tokens are sent to their experts and results back, forward and
-    backward and in recomputation; and in which etp ranks gather and sum up each expert's rows. Without overlap.
+    backward and in recomputation; and in which etp ranks gather and sum up each expert's rows, unless their sums are
+    those of tensor parallelism (`EngineFacts.sends_parts`). Without overlap.
 
     `ep_outside_dp`: every rank has the tokens already, and the ranks' results are summed up.
     """
     shape, ep, etp = training.shape, training.ep, training.expert_tp
     if not shape.is_mixture:
         return 0.0
-    size, takes = 2.0 * own_tokens(training) * shape.hidden, 0.0
+    size, takes = 2.0 * sent_tokens(training) * shape.hidden, 0.0
     if training.ep_outside_dp:
         takes = 2 * links.ring_s(size, ep, training.tp)
     elif ep > 1 and training.dispatcher == "allgather":
         # Every rank also gets the probabilities, in fp32, and the map of all tokens.
-        routes = 5.0 * own_tokens(training) * (shape.experts or 0)
+        routes = 5.0 * sent_tokens(training) * (shape.experts or 0)
         takes = sum(links.ring_s(each * ep, ep, etp, links.reduction_b_s) for each in (size + routes, size))
     elif ep > 1:
         takes = 2 * links.exchange_s(worst_load(training) * size, ep, etp, *copies_sent(training, links))
-    takes += 2 * links.ring_s(2 * expert_rows(training) * shape.hidden, etp)
+    if engine_of(training).sends_parts(training):
+        takes += 2 * links.ring_s(2 * expert_rows(training) * shape.hidden, etp)
     return float(takes * (2 + recomputation(training.recompute).repeats("moe")))
 
 

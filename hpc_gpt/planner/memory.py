@@ -52,11 +52,11 @@ def weights_on(training: Training, kind: LayerKind) -> float:
 
 
 @lru_cache(maxsize=1024)
-def largest_matrix(shape: ModelShape, tp: int) -> float:
+def largest_matrix(shape: ModelShape, tp: int, joined: int | None = None) -> float:
     """Parameters of a layer's largest weight on one GPU; Q, K and V count as one, and so do gate and up, and each
-    expert counts alone."""
+    expert counts alone, unless those of each of `joined` ranks are one weight."""
     return max(
-        sum(matrix.size_on(tp) / matrix.copies for matrix in parts)
+        sum(matrix.size_on(tp) / (joined if joined and matrix.is_routed else matrix.copies) for matrix in parts)
         for kind in shape.kinds
         for parts in kind.products.values()
     )
@@ -119,7 +119,8 @@ class LayerBytes:
     and dropout, outside the tensor-parallel part. `attention`: Q, K, V and the output. `scores`: the matrices of
     attention, none with flash. `mlp`: inside the MLP. `products`: outputs of the matrix products alone, for
     selective recomputation. `dropout`: whether there are masks. `of_modules`: what each module of Megatron-Core keeps
-    that it does not keep when it is computed again, for those that this layer has.
+    that it does not keep when it is computed again, for those that this layer has. `passing`: what experts do not keep,
+    but need for a moment.
     """
 
     stream: float
@@ -130,6 +131,7 @@ class LayerBytes:
     products: float
     dropout: bool
     of_modules: Mapping[str, float]
+    passing: float
 
     @property
     def kept(self) -> float:
@@ -162,14 +164,16 @@ def layer_bytes(training: Training, kind: LayerKind | None = None) -> LayerBytes
     elif training.program_states is None and engine_of(training).has_composed_gelu and not training.compiled:
         copies = 0.0 if shape.is_gated else 6 * tokens * ffn  # x / 2, tanh(u) and 1 + tanh(u)
     inside = ((4 if fused else 6) if shape.is_gated else 2) + narrow
-    mlp, outputs = inside * tokens * ffn, ffn
+    mlp, outputs, passing = inside * tokens * ffn, ffn, 0.0
     modules = {"core_attn": 0.0 if training.flash else scores}
     if kind.routed:
         modules["shared_experts"] = mlp
         width = kind.routed[-1].columns_on(training.expert_tp)
         rows = experts.expert_rows(training) * (2 if training.dtype == "fp32" else 1)
-        router = VALUES["experts.router_kept_bytes"] * experts.own_tokens(training) * (shape.experts or 0)
+        router = VALUES["experts.router_kept_bytes"] * experts.routed_tokens(training) * (shape.experts or 0)
         mlp += rows * (narrow * shape.hidden + inside * width) + router
+        mlp += experts.expert_rows(training) * experts.place_bytes(training)
+        passing = experts.passing_bytes(training, kind, rows)
         outputs += rows / tokens * width
         modules["moe_act"] = rows * narrow * width
     modules["moe" if kind.routed else "mlp"] = mlp
@@ -189,6 +193,7 @@ def layer_bytes(training: Training, kind: LayerKind | None = None) -> LayerBytes
         products=2 * tokens * (queries + 2 * key + (2 if shape.is_gated else 1) * outputs) + 2 * stream,
         dropout=dropout,
         of_modules=modules,
+        passing=passing,
     )
 
 
@@ -239,7 +244,7 @@ def recomputed_at_once(training: Training, layer: LayerBytes) -> float:
 def gradients_of_layer(layer: LayerBytes) -> float:
     """Bytes of activation gradients in a layer's backward pass: the gradients of the residual stream, the branch's
     output and its input, and the larger of the MLP's and, once the MLP's activations are freed, the scores'."""
-    return 3 * layer.stream + max(layer.mlp / 2, 0.4 * layer.scores - layer.mlp)
+    return 3 * layer.stream + max(layer.mlp / 2, 0.4 * layer.scores - layer.mlp, layer.passing)
 
 
 def in_flight(training: Training, stage: int) -> float:
@@ -348,7 +353,8 @@ class _Stages(Sequence[StageMemory]):
         offloaded = 1.0 if training.activations_on_host else training.offloaded_layers / shape.layers
         self._on_gpu = [(1 - offloaded) * each for each in kept]
         self._on_host = [offloaded * each for each in kept]
-        self._matrix, rows = largest_matrix(shape, tp), vocab_rows(shape, tp)
+        joined = training.ep if experts.are_joined(training) else None
+        self._matrix, rows = largest_matrix(shape, tp, joined), vocab_rows(shape, tp)
         half = 4 if training.dtype == "fp32" else 2
         # One layer's backward pass: recomputed activations, gradients of activations and of the largest matrix.
         self._layer_work = recomputed_at_once(training, layer) + gradients_of_layer(layer) + gathered_in_layers

@@ -206,10 +206,9 @@ class _StepModel:
         if training.tp == 1:
             return 0.0
         size = training.tokens * training.shape.hidden
-        times = 4 + 2 * recomputation(training.recompute).share
-        if kind.routed and not mlp_width(kind):  # experts have exchanges of their own
-            times /= 2
-        times += _repeats_mlp(training, kind)
+        # Attention, the MLP (of a layer with experts: the shared ones), and experts without exchanges of their own.
+        parts = 1 + bool(mlp_width(kind)) + bool(kind.routed and not engine_of(training).sends_parts(training))
+        times = (2 + recomputation(training.recompute).share) * parts + _repeats_mlp(training, kind)
         shown = VALUES["overlap.tp"] if training.tp_overlap else 1.0
         gathered = OPERAND_BYTES[training.matmul] if training.sequence_parallel and not _is_ours(training) else 2.0
         return shown * times * sum(self.links.ring_s(width * size, training.tp) for width in (2.0, gathered))
@@ -293,7 +292,7 @@ class _StepModel:
     ) -> float:
         """Seconds of an all-gather or a reduce-scatter of a rank's parameters: those of `of_experts` over the replicas
         of its experts, all others over the ranks of cp x dp that share them."""
-        takes = self.links.ring_s(params * bytes_each, training.shards, training.tp, rate)
+        takes = self.links.ring_s(params * bytes_each, training.shards, training.tp, rate) if params else 0.0
         if of_experts:
             stride = training.ep * training.expert_tp
             takes += self.links.ring_s(of_experts * bytes_each, training.expert_replicas, stride, rate)
@@ -308,12 +307,14 @@ class _StepModel:
             shards, replicas = training.shards, training.data_ranks // training.shards
             size, stride = params * facts.reduced_bytes(training) / shards, training.tp * shards
             return self._shown_s(2 * self.links.ring_s(size, replicas, stride, self.links.reduction_b_s), hidden_s)
-        summed = facts.reduced_bytes(training)
+        summed, back = facts.update_traffic(training)
         if training.vp > 1:  # a chunk's reduction runs during the other chunks' last micro-batches
             hidden_s *= (1 + training.pp * (training.vp - 1)) / training.vp
-        # The way back: a sharded optimizer gathers parameters, 2 bytes each, any other the summed gradients.
-        back = 2.0 if training.sharded_optimizer else summed
         rate = self._reduction_b_s(training.dp_overlap)
+        waiting = 0.0
+        if facts.reduces_experts_last and training.ep > 1:
+            waiting = sum(self._over_replicas_s(training, 0.0, of_experts, each, rate) for each in (summed, back))
+            of_experts = 0.0
         takes = self._over_replicas_s(training, params, of_experts, summed, rate)
         gathers = self._over_replicas_s(training, params, of_experts, back, rate)
         if training.gathers_wait and training.sharded_optimizer and training.vp == 1:
@@ -321,7 +322,7 @@ class _StepModel:
         takes += gathers
         if training.dp_overlap or facts.overlaps_reduction or (training.sharded_optimizer and training.vp > 1):
             # Hidden by the last micro-batch's backward pass, the gathers by the next step's first forward pass.
-            return self._shown_s(takes, hidden_s)
+            return self._shown_s(takes, hidden_s) + waiting
         return takes
 
     def _update_s(self, training: Training, params: float) -> tuple[float, float]:

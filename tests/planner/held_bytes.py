@@ -132,7 +132,7 @@ SHORT = ("llama fsdp bf16 foreach", "zero 3 bf16 offloaded", "ddp fp32 loss in o
 TOO_LONG = [name for name in CASES | OFFLOADED | LOGITS | INDUCTOR if name not in SHORT]
 
 
-def _batches(resolved: Resolved, count: int | None = None) -> Iterator[MicroBatch]:
+def pairs(resolved: Resolved, count: int | None = None) -> Iterator[MicroBatch]:
     generator, size = torch.Generator().manual_seed(0), (resolved.batch.micro_batch, resolved.model.seq + 1)
     for _ in range(count or resolved.batch.micro_batches):
         tokens = torch.randint(0, resolved.model.vocab, size, generator=generator)
@@ -141,7 +141,7 @@ def _batches(resolved: Resolved, count: int | None = None) -> Iterator[MicroBatc
         yield (own, wanted) if end is None else (own, wanted, Boundaries.of(own, end))
 
 
-def _live_bytes() -> int:
+def live_bytes() -> int:
     """Of all tensors there are, each memory once."""
     gc.collect()
     found = {}
@@ -158,14 +158,14 @@ def measure(resolved: Resolved) -> dict[str, int]:
     """`peak` of a later step than the second; `evaluation`: the peak of a second evaluation."""
     engine: Any = build_engine(resolved, torch.device("cpu"))
     for _ in range(2):
-        engine.train_step(_batches(resolved))
-    held = _live_bytes()
-    events = profiled_whole(lambda: engine.train_step(_batches(resolved)))
+        engine.train_step(pairs(resolved))
+    held = live_bytes()
+    events = profiled_whole(lambda: engine.train_step(pairs(resolved)))
     found = {"peak": held + peak(events)}
     if count := resolved.train.eval_every and resolved.train.eval_batches:
-        engine.evaluate(_batches(resolved, count), count)
-        held = _live_bytes()
-        found["evaluation"] = held + peak(profiled_whole(lambda: engine.evaluate(_batches(resolved, count), count)))
+        engine.evaluate(pairs(resolved, count), count)
+        held = live_bytes()
+        found["evaluation"] = held + peak(profiled_whole(lambda: engine.evaluate(pairs(resolved, count), count)))
     return found
 
 

@@ -84,6 +84,12 @@ class Fsdp(EngineFacts):
     def copies_by_layer(self, training: Training) -> bool:
         return is_whole(training) and DDP.copies_by_layer(training)
 
+    def update_traffic(self, training: Training) -> tuple[float, float]:
+        """If weights stay gathered, they are gathered anew after each update."""
+        if training.program_states is not None:
+            return super().update_traffic(training)
+        return self.reduced_bytes(training), 4.0 if training.dtype == "fp32" else 2.0
+
     def blocks_gathered(self, training: Training) -> int:
         if training.program_states is not None:
             return 1
@@ -108,7 +114,8 @@ def is_whole(training: Training) -> bool:
     """Whether our engine shards nothing, as a data axis of one rank has nobody to share with, and trains as ddp does
     (trainer/engines/fsdp.py). Offloaded states keep FSDP's hooks, which copy them; so does a model over tp, whose
     16-bit weights come and go with them: 2 bytes a parameter less."""
-    return training.program_states is None and training.tp == training.data_ranks == 1 and training.offload != "full"
+    alone = training.tp == training.data_ranks == 1 and not training.apart
+    return training.program_states is None and alone and training.offload != "full"
 
 
 def blocks_by_size(params: float, layers: int) -> int:

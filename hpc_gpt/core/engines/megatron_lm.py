@@ -289,6 +289,9 @@ class MegatronLm(EngineFacts):
         summed = training.grad_sum or ("fp32" if training.dtype == "bf16" else "fp16")
         return 4.0 if summed == "fp32" else 2.0
 
+    def sends_parts(self, training: Training) -> bool:
+        return True
+
     def engine_with_deepspeed(self, has_stages: bool) -> str | None:
         return "deepspeed-3d" if has_stages else "deepspeed-zero"
 

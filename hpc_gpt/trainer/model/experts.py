@@ -53,24 +53,21 @@ class Experts(nn.Module):
         ends = torch.searchsorted(by_expert, numbers[: self.count], right=True, out_int32=True)
         rows = apply(_Dispatch, hidden.flatten(0, 1), order, place, used)
         weights = apply(_Permute, weights.flatten(), order, place)
-        if self.ep.size == 1:
-            lowered = self._multiply(rows, weights, ends)
-        else:
-            lowered = self._exchange(rows, weights, ends, kept or RoutingChoice())
-        return tp.leave(apply(_Combine, lowered, order, place, used, hidden.shape[:-1]))
-
-    def _multiply(self, rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
+        routed = None
+        if (ep := self.ep).size > 1:
+            kept = kept or RoutingChoice()
+            routed = kept.routed = kept.routed or ep.route(ends.diff(prepend=ends.new_zeros(1)).long())
+            # Each step's result takes the name of its input, which no gradient needs and is freed so.
+            rows = ep.send(rows, routed)
+            rows = apply(_Permute, rows, routed.order, routed.place)
+            weights = apply(_Permute, ep.send(weights, routed), routed.order, routed.place)
+            ends = routed.ends
         # Weighed before the last product: its rows are narrower than the outputs, which no gradient needs then.
-        return self.down(self.activate(self.up(rows, ends), weights), ends)  # type: ignore[no-any-return]
-
-    def _exchange(self, rows: Tensor, weights: Tensor, ends: Tensor, kept: RoutingChoice) -> Tensor:
-        """The rows' products by the experts of all ranks of ep."""
-        ep = self.ep
-        routed = kept.routed = kept.routed or ep.route(ends.diff(prepend=ends.new_zeros(1)).long())
-        order, place = routed.order, routed.place
-        arrived, weighed = (apply(_Permute, ep.send(one, routed), order, place) for one in (rows, weights))
-        lowered = self._multiply(arrived, weighed, routed.ends)
-        return ep.send_back(apply(_Permute, lowered, place, order), routed)
+        lowered = self.down(self.activate(self.up(rows, ends), weights), ends)
+        if routed is not None:
+            lowered = apply(_Permute, lowered, routed.place, routed.order)
+            lowered = ep.send_back(lowered, routed)
+        return tp.leave(apply(_Combine, lowered, order, place, used, hidden.shape[:-1]))
 
     def activate(self, raised: Tensor, weights: Tensor) -> Tensor:
         """[rows, parts x width / tp], and the weight of each row -> [rows, width / tp]."""

@@ -26,7 +26,8 @@ trains_fp16_on_cpu=True least_steps_after_warmup=0 no_save=
 unfollowed={attn_pdrop,embd_pdrop,initializer_range,output_router_logits,resid_pdrop}
 saves_weights_again=False counts_evaluation=True has_dropout=False has_fused_kernels=False
 has_fused_gate=False has_composed_gelu=False selects_operators=False scatters_outputs=False
-keeps_partitioned_outputs=False gathers_one_by_one=False overlaps_reduction=False has_chunks=False
+keeps_partitioned_outputs=False gathers_one_by_one=False overlaps_reduction=False reduces_experts_last=False
+has_chunks=False
 pads_vocabulary=True any_model=False
 is_unfused=None synchronizations=1.0 scales_first=False is_pytorchs=False splits_by_dtensor=False buckets_a_reduction=1
 gathers_ahead=False
@@ -53,8 +54,8 @@ ENGINES = {
     "ddp": """order=40 plan_order=10 axes={cp,ep} switches={OURS,sharded_optimizer}
         shape_parts={experts,qk_norm,rotated,window}
         fast_ratios={'compile':(1.012,1.003,1.003),'one_pass_loss':(1.062,1.005,1.058),'keep_residuals':(1.012,1.009,1.01),'fused_bias_gradients':(1.013,1.012,1.01)}
-        matmuls={fp8-tensor,none} overlaps_reduction=True pads_vocabulary=False synchronizations=0.1
-        scales_first=True""",
+        matmuls={fp8-tensor,none} overlaps_reduction=True reduces_experts_last=True pads_vocabulary=False
+        synchronizations=0.1 scales_first=True""",
     "hf-deepspeed": """order=50 plan_order=60 packages=('torch','deepspeed','transformers') trains_our_model=False
         zero_stages=(1,2,3)
         default_stage=3 shape_parts={experts,qk_norm,rotated,window}

@@ -122,6 +122,21 @@ class DeepspeedFacts(EngineFacts):
             return max(norm, share * made)
         return max(norm, share * max(4 if dtype == "fp32" else 2, made + (0 if dtype == "fp32" else -2)))
 
+    # --- communication
+
+    def reduced_bytes(self, training: Training) -> float:
+        """As ds_config.py asks for: fp16 is summed in fp16."""
+        return 2.0 if training.dtype == "fp16" else super().reduced_bytes(training)
+
+    def update_traffic(self, training: Training) -> tuple[float, float]:
+        """From ZeRO-1 on, in our configuration, gradients are all-reduced, under ZeRO-2 in every micro-batch, and each
+        rank's weights are gathered after its update (counted: tests/distributed/test_planned_bytes.py)."""
+        stage = stage_that_runs(training.zero_stage, training.dtype)
+        if training.program_states is not None or stage == 0:
+            return super().update_traffic(training)
+        summed = self.reduced_bytes(training) * (training.micro_batches if stage == 2 else 1)
+        return summed, summed + (4.0 if training.dtype == "fp32" else 2.0)
+
     # --- buffers
 
     def gathered(self, training: Training, gradients: bool = True) -> tuple[float, float]:

@@ -100,6 +100,7 @@ class EngineFacts(States):
     keeps_partitioned_outputs: ClassVar[bool] = False  # whether tp divides the outputs that wait for their gradients
     gathers_one_by_one: ClassVar[bool] = False  # whether ZeRO-3 gathers each parameter by itself
     overlaps_reduction: ClassVar[bool] = False  # whether gradients are reduced during the backward pass
+    reduces_experts_last: ClassVar[bool] = False  # but those of experts, if ep divides them, only after it
     has_chunks: ClassVar[bool] = False  # whether a pipeline stage can have interleaved chunks
 
     @property
@@ -343,8 +344,21 @@ class EngineFacts(States):
     # --- communication
 
     def reduced_bytes(self, training: Training) -> float:
-        """Bytes per parameter of the gradients that are reduced over dp and cp."""
-        return 4.0 if training.grad_sum == "fp32" else 2.0
+        """Bytes per parameter of the gradients that are reduced over dp and cp: ours in fp32, whatever the dtype."""
+        summed = training.grad_sum or ("fp32" if training.program_states is None else "bf16")
+        return 4.0 if summed == "fp32" else 2.0
+
+    def update_traffic(self, training: Training) -> tuple[float, float]:
+        """Bytes per parameter that rings over cp x dp send for a step's update, if weights are not sharded: (to sum up
+        gradients, on the way back). A sharded optimizer gathers weights, 2 bytes each, any other the sums."""
+        summed = self.reduced_bytes(training)
+        return summed, 2.0 if training.sharded_optimizer else summed
+
+    def sends_parts(self, training: Training) -> bool:
+        """Whether each of tp ranks routes its part of a micro-batch's tokens and sends copies of it to experts, whose
+        ranks gather the rows that they share, as in Megatron-LM and others. In our model each rank sends copies of all
+        tokens to its part of each expert, and the outputs of tokens are summed over tp, as an MLP's are."""
+        return training.program_states is not None
 
     # --- other programs of its kind
 

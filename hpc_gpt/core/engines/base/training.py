@@ -93,6 +93,8 @@ class Training:
     cuda_graphs: tuple[CudaGraph, ...] = ()  # parts of a layer that are launched as one graph
     experts_alone: bool = False  # `of_experts`: its parameters are those of the routed experts
 
+    apart = False  # whether it is of experts alone, which ep divides: our engines keep and reduce them by themselves
+
     def __post_init__(self) -> None:
         check_sizes({name: getattr(self, name) for name in _SIZES})
         recomputation(self.recompute)  # raises for a value without a meaning
@@ -184,7 +186,7 @@ class Training:
         """This training with the layout of its experts: dp is the number of an expert's replicas."""
         of_experts = object.__new__(Training)  # made without __init__: a search asks for thousands, which need no check
         degrees = {"dp": self.expert_replicas, "cp": 1, "ep": 1, "etp": None, "ep_outside_dp": False}
-        of_experts.__dict__.update(vars(self) | degrees, experts_alone=True)
+        of_experts.__dict__.update(vars(self) | degrees, experts_alone=True, apart=self.ep > 1)
         return of_experts
 
     @property
