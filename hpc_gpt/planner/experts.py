@@ -127,8 +127,11 @@ def _bias_bytes(training: Training, kind: LayerKind) -> float:
     """Bytes moved to add the biases of the experts' outputs, each times its token's probability, expert by expert: the
     product and the sum in fp32, joined and cast, write 4 + 4 + 4 + 2 bytes and read 2 + 4 + 4 + 4 (Megatron-LM,
     megatron/core/transformer/moe/experts.py, TEGroupedMLP._apply_bias)."""
-    last = kind.routed[-1]
-    return 28.0 * expert_rows(training) * last.rows_on(training.expert_tp) if last.bias else 0.0
+    return 28.0 * expert_rows(training) * kind.routed[-1].rows_on(training.expert_tp) if _is_biased(training) else 0.0
+
+
+def _is_biased(training: Training) -> bool:
+    return training.shape.bias == "all"
 
 
 def exchange_s(training: Training, links: Links) -> float:
@@ -194,7 +197,7 @@ def launching_s(training: Training, host_s: float) -> float:
         return 0.0
     fixed = float(VALUES["experts.launches"]) * (0.5 if "moe_router" in graphs else 1.0)
     each = float(VALUES["experts.each"])
-    if training.shape.bias == "all":
+    if _is_biased(training):
         each *= 2
     if not training.dropless:  # experts of equal size are one product
         each /= local_experts(training)

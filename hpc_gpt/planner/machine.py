@@ -274,7 +274,7 @@ class Rates:
 
     `flops`: large products in 16 bits (or the dtype's); `layer_flops`: products in a layer, in the training's
     format, whose operands have `operand` bytes; `grouped`: the part of it that experts' products reach. `forward`,
-    `backward`: attention that keeps no scores, over long sequences; `narrow`: the parts of these with heads below 128.
+    `backward`: attention that keeps no scores, over long sequences.
     """
 
     def __init__(self, machine: Machine, constants: Constants, training: Training) -> None:
@@ -309,7 +309,6 @@ class Rates:
             faster *= VALUES["kernels.ultra.faster"]
         scale = peak * 1e12 * _limit(machine) * constants.attention / DEFAULT.attention * faster
         self.forward, self.backward = (scale * share for share in shares)
-        self.narrow = VALUES.get(f"attention.narrow.{generation}") or VALUES["attention.narrow.usual"]
         self.plain = min(self.flops, (peaks.get("fp32") or peak / 16) * 1e12 * VALUES["passes.off_units"])
 
     def product_s(self, m: float, n: float, k: float, batch: float = 1.0) -> float:

@@ -569,13 +569,12 @@ def _attention(training: Training, rates: Rates, tokens: float, window: int | No
     if training.flash:
         # Causality leaves half of it; of a window k the part 1 - k / 2 s, as only the first k tokens see fewer keys.
         # Backward has five products, forward two (Dao 2022, arXiv:2205.14135). In short sequences more of the work is
-        # on the diagonal, which is half masked. With heads of 64 the matrix units wait for exponentials, of which there
-        # are as many as with heads of 128.
+        # on the diagonal, which is half masked. With heads of 64 the matrix units wait for exponentials.
         length = shape.seq / (training.cp if training.cp_exchange != "heads" else 1)
         seen = flops * (1 - keys / (2 * shape.seq)) * (1 + VALUES["attention.ramp"] / length)
         narrow = head < 128
-        forward = seen / rates.forward / (rates.narrow[0] if narrow else 1.0)
-        backward = 2.5 * seen / rates.backward / (rates.narrow[1] if narrow else 1.0)
+        forward = seen / rates.forward / (VALUES["attention.narrow_forward"] if narrow else 1.0)
+        backward = 2.5 * seen / rates.backward / (VALUES["attention.narrow_backward"] if narrow else 1.0)
         # A ring adds the output for each other rank's keys to a sum, and in the backward pass its gradients.
         others = training.cp - 1 if training.cp_exchange == "ring" else 0
         moved = VALUES[f"ring.{'operators' if states_of(training).is_pytorchs else 'kernels'}"]

@@ -17,7 +17,7 @@ from hpc_gpt.planner.machine import DEFAULT, Rates
 from hpc_gpt.planner.memory import kinds_of_stages, predict_memory, stage_expert_params, stage_params
 from hpc_gpt.planner.question import Question
 from hpc_gpt.planner.search import search
-from hpc_gpt.planner.step_time import _StepModel, layer_time
+from hpc_gpt.planner.step_time import _StepModel
 from hpc_gpt.planner.table import other_ep_text
 from tests.planner.machines import machine_named
 
@@ -140,15 +140,6 @@ def test_grouped_products_in_8_bits_are_slower_on_hopper_alone():
     with mock.patch.dict(VALUES, {"experts.eight_bits.hopper": 1.0}):
         usual = [takes(machine, matmul="fp8-tensor") for machine in (H100, B200)]
     assert slower == pytest.approx([2 * usual[0], usual[1]])
-
-
-def test_narrow_heads_wait_for_exponentials_on_blackwell():
-    def core(machine, head):
-        run = replace(BALANCED, shape=replace(QWEN, head_dim=head, heads=32 * 128 // head, kv_heads=4))
-        return layer_time(run, Rates(machine, DEFAULT, run)).core_s
-
-    slower = [core(machine, 64) / core(machine, 128) for machine in (H100, B200)]
-    assert 1.1 < slower[0] < 1.3 < 1.6 < slower[1] < 2
 
 
 def test_the_loss_of_a_mixture_is_in_place():

@@ -29,7 +29,6 @@ from hpc_gpt.core.engines import engine_of, states_of
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
-from hpc_gpt.planner.constants import VALUES
 from hpc_gpt.planner.machine import DEFAULT
 from hpc_gpt.planner.memory import predict_memory
 from hpc_gpt.planner.step_time import StepTime, _StepModel, head_s, layer_time, predict_step
@@ -39,10 +38,9 @@ from tests.planner.published.programs import PROGRAMS
 
 PARTS = Path(__file__).with_name("parts.txt")
 # One byte a second, or one FLOP.
-NARROW = VALUES["attention.narrow.usual"]
-BYTES: Any = SimpleNamespace(bytes=1.0, forward=math.inf, backward=math.inf, plain=math.inf, narrow=NARROW,
+BYTES: Any = SimpleNamespace(bytes=1.0, forward=math.inf, backward=math.inf, plain=math.inf,
                              product_s=lambda *sizes: 0.0, layer_product_s=lambda *sizes: 0.0)  # fmt: skip
-FLOPS: Any = SimpleNamespace(bytes=math.inf, forward=1.0, backward=1.0, plain=1.0, narrow=NARROW,
+FLOPS: Any = SimpleNamespace(bytes=math.inf, forward=1.0, backward=1.0, plain=1.0,
                              product_s=lambda m, n, k, times=1: 2.0 * m * n * k * times,
                              layer_product_s=lambda m, n, k: 2.0 * m * n * k)  # fmt: skip
 H100 = machine_named("h100-80g", 8, "infiniband 8x400G")
