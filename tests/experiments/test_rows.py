@@ -25,6 +25,7 @@ def test_there_is_a_folder_for_each_published_table():
         "llama-tiny",
         "memory-techniques",
         "moe-tiny",
+        "muon-tiny",
         "torchtitan-llama",
         *COUNTS,
     }

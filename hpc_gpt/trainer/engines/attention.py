@@ -76,6 +76,7 @@ class AttentionKernels:
         shape = resolved.model
         self._seq, self._samples = shape.seq, resolved.batch.micro_batch
         self._window = shape.window if shape.windowed else None
+        self._full_layers = shape.layers - shape.windowed
         # The kernels for documents, and for windows; an empty Sight takes masks.
         self._for_documents = self._for_windows = Sight()
         context = context or ContextParallel()
@@ -96,14 +97,16 @@ class AttentionKernels:
             self._accept(resolved, device, context)
             if device.type == "cuda":
                 torch.cuda.empty_cache()  # the inputs that torch was asked about
-        self.chosen = self._name(shape.layers - shape.windowed)
+        self.chosen = self._name()
         _key_compile_cache(self._kernels)
 
     def documents(self, boundaries: Boundaries) -> Documents:
         """The documents of a micro-batch on this device, in the form that the chosen kernel takes."""
-        sight, in_window = self._sight(self._for_documents, None, boundaries), None
+        sight = in_window = None
         if self._window is not None:
             in_window = self._sight(self._for_windows, self._window, boundaries)
+        if self._full_layers:
+            sight = self._sight(self._for_documents, None, boundaries)
         return Documents.of(boundaries, self._rotation, sight, in_window, self._part)
 
     @functools.cached_property
@@ -125,7 +128,7 @@ class AttentionKernels:
             torch._dynamo.mark_dynamic(boundaries.offsets, 0)
         return replace(form, offsets=boundaries.offsets, longest=self._length or boundaries.longest)
 
-    def _name(self, full_layers: int) -> str:
+    def _name(self) -> str:
         """The kernels in words: that of layers that attend to all tokens, and that of layers with a window."""
         usual = _NAMES[self._kernels[0].value]
         full, windows = (
@@ -134,7 +137,7 @@ class AttentionKernels:
         )
         if self._window is None or windows == full:
             return full
-        return f"{full}, {windows} in windows" if full_layers else windows
+        return f"{full}, {windows} in windows" if self._full_layers else windows
 
     def _pack(self, resolved: Resolved, device: torch.device, window: int | None = None) -> Sight:
         """The kernel for documents in a row, or for a window, without its tensors; an empty Sight if it needs masks.

@@ -61,23 +61,27 @@ class Documents:
 
     `positions`, int64 [batch, seq / cp]: the positions of the rank's tokens in their documents. `rotation`: the
     `attention.Rotation` of these positions, for all layers that rotate, or None. `sight`: the keys that queries see;
-    `in_window`: the same in layers with a window. (Attention has whole samples.)
+    `in_window`: the same in layers with a window; None if there are no such layers. (Attention has whole samples.)
     """
 
     positions: Tensor
     rotation: Any
-    sight: Sight
+    sight: Sight | None
     in_window: Sight | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
         """The tensors that all layers read and autograd keeps."""
         rotation: tuple[Tensor, ...] = () if self.rotation is None else (self.rotation.cosines, self.rotation.sines)
-        return [*rotation, *self.sight.tensors, *(self.in_window.tensors if self.in_window else ())]
+        return [*rotation, *(tensor for one in (self.sight, self.in_window) if one for tensor in one.tensors)]
 
     @staticmethod
     def of(
-        boundaries: Boundaries, rotation: Any, sight: Sight, in_window: Sight | None = None, part: SequencePart = WHOLE
+        boundaries: Boundaries,
+        rotation: Any,
+        sight: Sight | None,
+        in_window: Sight | None = None,
+        part: SequencePart = WHOLE,
     ) -> Documents:
         """The documents with these boundaries. `rotation` is the model's, or None; `part` are the rank's positions."""
         starts = boundaries.starts

@@ -63,6 +63,7 @@ def test_blocks_without_documents_share_one_mask(monkeypatch: pytest.MonkeyPatch
     assert len({mask.untyped_storage().data_ptr() for mask in masks_of(SEQ, 3, FP32, CPU)}) == 1
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("starts", [None, Boundaries.of(sample(), END).starts], ids=["samples", "documents"])
 def test_flex_attention_is_asked_for_the_same_keys(starts: Tensor | None) -> None:
     """On a CPU it has no backward pass, and here no compiler."""
