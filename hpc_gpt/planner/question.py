@@ -9,15 +9,16 @@ from typing import Any
 from hpc_gpt.core.engines import engine_named, trainers
 from hpc_gpt.core.engines import engines as all_engines
 from hpc_gpt.core.engines.base.training import Offload, OptimizerMode, Training
-from hpc_gpt.core.errors import LayoutError, UserError, check_sizes, raise_faults
+from hpc_gpt.core.errors import Fault, LayoutError, UserError, check_sizes, raise_faults
 from hpc_gpt.core.optimizers import optimizer_named
-from hpc_gpt.core.recomputation import RECOMPUTES, Recompute, recomputation
+from hpc_gpt.core.recomputation import RECOMPUTES, Recompute, modules_of, recomputation
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.decide import size_run
 from hpc_gpt.core.settings.experiment import CpExchange, Engine, Experiment, Matmul, Partition, Train
 from hpc_gpt.core.settings.layout import AXES, Layout, nodes_for
 from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.rules import keys_of
 from hpc_gpt.core.settings.rules.engine import optimizer_faults
 from hpc_gpt.core.settings.shape_split import partition_layers, split_faults
 from hpc_gpt.planner.fast import with_fast_settings
@@ -354,6 +355,9 @@ def question_of(
     optimizer = optimizer_named(experiment.train.optimizer)
     raise_faults(optimizer_faults(engine, experiment.train) if "engine.name" in holds else ())
     tried = tuple(name for name in tried if engine_named(name).has_optimizer(optimizer))
+    if modules_of(fixed.get("recompute", "none")):
+        faults = [_module_faults(replace(engine, name=name), experiment.train, shape) for name in tried]
+        raise_faults(faults[0] if faults and all(faults) else ())
     mask = has_mask(experiment.data, engine, shape, experiment.train.dtype, profile.device)
     plain = {name: traits_of(engine, name, profile.device) | {"document_mask": mask} for name in tried}
     traits = plain
@@ -384,6 +388,12 @@ def question_of(
         matmul=experiment.train.matmul,
         savings=frozenset({"loss_chunks", "activation_offload"} - {*fixed}),
     ).of(shape)
+
+
+def _module_faults(engine: Engine, train: Train, shape: ModelShape) -> list[Fault]:
+    """The faults of the modules that the engine is to recompute, which are the same in every layout."""
+    faults = engine_named(engine.name).own_faults(engine, Layout(1, 1, 1), train, shape)
+    return [fault for fault in faults if "engine.recompute" in keys_of(fault)]
 
 
 def _fixed(experiment: Experiment, holds: Collection[str]) -> dict[str, Any]:

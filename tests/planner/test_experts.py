@@ -211,3 +211,19 @@ def test_a_search_over_ep_stays_quick():
     found = search(asked(preset("qwen3-235b-a22b"), 256, 1024), H100)
     assert found.best is not None
     assert found.memory_predictions < 8_000  # 3 s on a slow core
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_a_plan_asks_what_megatron_refuses_of_a_mixture(dtype: str) -> None:
+    asked = Question(QWEN, 16, 8, dtype, 64, engines=("megatron-lm",))
+    ways = {(layout.tp, layout.ep) for layout, why in asked.layouts() if why is None for _ in asked.ways(layout)}
+    assert (max(ep for _, ep in ways) > 1) is (dtype == "bf16")
+    assert {tp for tp, _ in ways} >= {1, 2}
+    assert {parallel for parallel, _ in asked.techniques("megatron-lm", 2)} == {True}
+
+
+def test_a_share_is_planned_for_whole_layers_of_each_chunk() -> None:
+    asked = Question(QWEN, 16, 8, "bf16", 64, engines=("megatron-lm",), fixed={"recompute": "1/4"})
+    runs = [run for layout, why in asked.layouts() if why is None for run in asked.ways(layout)]
+    assert {run.pp for run in runs} >= {1, 2, 4}
+    assert all(48 // (run.pp * run.vp) % 4 == 0 for run in runs)
