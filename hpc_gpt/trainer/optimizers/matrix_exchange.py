@@ -1,11 +1,11 @@
 """Hidden matrices of which several ranks have some rows or columns: each is brought to one rank for its update.
 
 In a round each rank receives a matrix from all the others, or some experts of a layer, and sends the result back: as
-many matrices as there are ranks are under way at once. Beside its share a rank has two whole ones at a time: what it
-sends and receives, then that and the matrix put together.
+many matrices as there are ranks are under way at once. Beside its share a rank has about two whole ones at a time: what
+it sends and what it receives, then that and the matrix put together. Newton-Schulz itself takes three.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from hpc_gpt.trainer.checkpoints.states import Share
-from hpc_gpt.trainer.optimizers.newton_schulz import rate_of, spread, together
+from hpc_gpt.trainer.optimizers.newton_schulz import orthogonal, rate_of, spread, together
 
 
 class Unit(NamedTuple):
@@ -87,38 +87,49 @@ class MatrixExchange:
     def _piece(self, unit: Unit, rank: int) -> Piece:
         return piece_of(self._shares[unit.parameter], unit, self._shards, rank)
 
-    def update(self, orthogonal: Callable[[Tensor], Tensor], lr: float) -> None:
-        """Adds to each matrix what `orthogonal` makes of its `grad`, at AdamW's rate `lr`. Collective."""
+    def update(self, lr: float, steps: int) -> None:
+        """Updates each matrix by `steps` of Newton-Schulz from its `grad`, at AdamW's rate `lr`. Collective."""
         for one in self._rounds:
-            there = [(unit, piece) for unit, piece in zip(one.units, one.mine, strict=True) if unit is not None]
-            gradients = (_part(self.parameters[unit.parameter].grad, unit, piece) for unit, piece in there)
-            results = self._results(one, self._send(gradients, one.sent, one.received), orthogonal)
-            returned = self._send(results, one.received, one.sent)
-            updates = torch.split(returned, [piece.size for _, piece in there])
-            for (unit, piece), update in zip(there, updates, strict=True):
-                part = _part(self.parameters[unit.parameter], unit, piece)
-                part.add_(update.view_as(part), alpha=-rate_of(lr, *unit.shape[1:]))
+            self._update_round(one, lr, steps)
 
-    def _results(self, one: _Round, arrived: Tensor, orthogonal: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
+    def _update_round(self, one: _Round, lr: float, steps: int) -> None:
+        there = [(unit, piece) for unit, piece in zip(one.units, one.mine, strict=True) if unit is not None]
+        gradients = (_part(self.parameters[unit.parameter].grad, unit, piece) for unit, piece in there)
+        results = self._results(one, self._send(gradients, one.sent, one.received), steps)
+        returned = self._send(results, one.received, one.sent)
+        updates = torch.split(returned, [piece.size for _, piece in there])
+        for (unit, piece), update in zip(there, updates, strict=True):
+            part = _part(self.parameters[unit.parameter], unit, piece)
+            part.add_(update.view_as(part), alpha=-rate_of(lr, *unit.shape[1:]))
+
+    def _results(self, one: _Round, arrived: Tensor, steps: int) -> Iterator[Tensor]:
         """Computes this rank's unit of the round; yields each rank's piece of the result."""
-        unit = one.units[self._rank]
-        if unit is None:
-            return
-        whole = arrived.new_empty(unit.shape)
-        for piece, numbers in zip(one.pieces, torch.split(arrived, one.received), strict=True):
-            place = whole[:, piece.rows, piece.columns]
-            place.copy_(numbers.view_as(place))
-        del arrived, numbers
-        result = orthogonal(whole if len(whole) > 1 else whole[0]).view(unit.shape)
-        yield from (result[:, piece.rows, piece.columns] for piece in one.pieces)
+        if (unit := one.units[self._rank]) is not None:
+            joined = [_joined(unit, one, arrived)]
+            del arrived
+            result = orthogonal(joined.pop(), steps, self._dtype).view(unit.shape)
+            yield from (result[:, piece.rows, piece.columns] for piece in one.pieces)
 
     def _send(self, parts: Iterable[Tensor], sent: list[int], received: list[int]) -> Tensor:
         """Sends so many numbers of the `parts` to each rank; returns what the ranks have sent, in their order."""
-        empty = torch.empty(0, dtype=self._dtype, device=self.parameters[0].device)
-        numbers = torch.cat([empty, *(part.to(self._dtype).flatten() for part in parts)])
-        arrived = empty.new_empty(sum(received))
+        views, device = [*parts], self.parameters[0].device
+        numbers, at = torch.empty(sum(sent), dtype=self._dtype, device=device), 0
+        for view in views:
+            numbers[at : at + view.numel()].view(view.shape).copy_(view)
+            at += view.numel()
+        views, view = [], numbers  # a result is freed before the next matrix arrives
+        arrived = torch.empty(sum(received), dtype=self._dtype, device=device)
         dist.all_to_all_single(arrived, numbers, received, sent, group=self._group)
         return arrived
+
+
+def _joined(unit: Unit, one: _Round, arrived: Tensor) -> Tensor:
+    """The matrix, or the stack of experts, from the pieces of all ranks."""
+    whole = arrived.new_empty(unit.shape)
+    for piece, numbers in zip(one.pieces, torch.split(arrived, one.received), strict=True):
+        place = whole[:, piece.rows, piece.columns]
+        place.copy_(numbers.view_as(place))
+    return whole if len(whole) > 1 else whole[0]
 
 
 def piece_of(share: Share, unit: Unit, shards: int, rank: int) -> Piece:

@@ -85,16 +85,13 @@ class Muon(torch.optim.AdamW):
                 for update, matrix in zip(*whole, strict=True):
                     self._add(update, matrix, lr)
         for exchange in self._exchanges:
-            exchange.update(self._orthogonal, lr)
+            exchange.update(lr, self._steps)
 
     def _add(self, update: Tensor, matrix: Tensor, lr: float) -> None:
         rows, columns = update.shape[-2:]
         at_once = len(update) if update.ndim == 2 else together(rows, columns)
         for some, place in zip(torch.split(update, at_once), torch.split(matrix, at_once), strict=True):
-            place.add_(self._orthogonal(some), alpha=-rate_of(lr, rows, columns))
-
-    def _orthogonal(self, update: Tensor) -> Tensor:
-        return orthogonal(update, self._steps, self._dtype)
+            place.add_(orthogonal(some, self._steps, self._dtype), alpha=-rate_of(lr, rows, columns))
 
 
 def build(updated: Updated) -> torch.optim.Optimizer:

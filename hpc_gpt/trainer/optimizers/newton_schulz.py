@@ -37,14 +37,15 @@ def orthogonal(update: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
     May overwrite `update`. A matrix alone has the bits of torch 2.13's `_zeropower_via_newtonschulz`.
     """
     work = update.to(dtype)
+    del update
     is_tall, is_stack = work.shape[-2] > work.shape[-1], work.ndim == 3
     work = work.mT if is_tall else work
     work.div_((work.norm(dim=(1, 2), keepdim=True) if is_stack else work.norm()).clamp(min=_EPS))
     multiply_and_add = torch.baddbmm if is_stack else torch.addmm
     for _ in range(steps):
         gram = work @ work.mT
-        polynomial = multiply_and_add(gram, gram, gram, beta=_B, alpha=_C)
-        work = multiply_and_add(work, polynomial, work, beta=_A)
+        gram = multiply_and_add(gram, gram, gram, beta=_B, alpha=_C)
+        work = multiply_and_add(work, gram, work, beta=_A)
     return work.mT if is_tall else work
 
 

@@ -27,6 +27,7 @@ if [ -n "${EXPERTS-}" ]; then
     exit
 fi
 part pieces 80 "$python" -m tests.benchmarks.gpu.pieces "$out/pieces.jsonl" --limit 60
+part muon 40 "$python" -m tests.benchmarks.muon speed
 turns ddp-gpt2 ddp gpt2 32 --peer
 turns ddp-llama ddp llama3.2-1b 4 --peer --only block,all
 turns sharded-gpt2 fsdp,deepspeed-zero:1 gpt2 32

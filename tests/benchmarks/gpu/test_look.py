@@ -25,7 +25,7 @@ def test_each_part_writes_what_it_measured(tmp_path: Path) -> None:
     command = ["tests/benchmarks/gpu/look.sh", str(tmp_path), "240"]
     done = subprocess.run(command, cwd=REPOSITORY, env=os.environ | own, capture_output=True, text=True, check=False)
     ended = dict(line.split() for line in (tmp_path / "ended.txt").read_text().splitlines())
-    parts = ("trial", "pieces", "ddp-gpt2", "ddp-llama", "sharded-gpt2", "ddp-gpt2-xl")
+    parts = ("trial", "pieces", "muon", "ddp-gpt2", "ddp-llama", "sharded-gpt2", "ddp-gpt2-xl")
     assert ended == dict.fromkeys(parts, "0"), done.stdout
     lines = [json.loads(line) for line in (tmp_path / "turns.jsonl").read_text().splitlines()]
     found = {(line["engine"], line["variant"]) for line in lines}

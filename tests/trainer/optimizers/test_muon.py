@@ -14,9 +14,10 @@ from hpc_gpt.core.weights.names import parts_of, stored_sizes
 from hpc_gpt.trainer.checkpoints.states import Share
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, name_parameter, split_of
-from hpc_gpt.trainer.optimizers.matrix_exchange import piece_of, units_of
+from hpc_gpt.trainer.optimizers.matrix_exchange import MatrixExchange, piece_of, units_of
 from hpc_gpt.trainer.optimizers.muon import Muon
 from hpc_gpt.trainer.optimizers.newton_schulz import is_hidden, matrices_in, orthogonal, spread
+from tests.allocated import peak, profiled
 from tests.distributed.equality_cases import MODELS, SEQ, VOCAB
 from tests.distributed.mixtures import FAMILIES
 
@@ -130,3 +131,34 @@ def test_pieces_of_all_ranks_are_the_matrices(split: Split, size: tuple[int, ...
 
 def test_dear_updates_are_spread_first() -> None:
     assert spread([1, 5, 2, 2], 2) == [1, 0, 1, 1]
+
+
+class Alone:
+    """A group of four ranks of which this is the first; from the others come zeros."""
+
+    get_rank, get_world_size = staticmethod(lambda _: 0), staticmethod(lambda _: 4)
+
+    @staticmethod
+    def all_to_all_single(arrived: Tensor, numbers: Tensor, received: list[int], sent: list[int], group: Any) -> None:
+        arrived.zero_()
+
+
+@pytest.mark.parametrize("split", [Split(0, 3), Split(1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_rank_has_two_matrices_beside_its_share(
+    split: Split, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it sends and receives, before and after Newton-Schulz; a rank whose rows are of Q sends some more of Qs."""
+    tp, size, count = 2, (768, 256), len(split.ranges(768, 0, 1))
+    held = []
+    for number in range(4):
+        one = parameter(f"blocks.{number}.weight", *[384, 256] if split.dim == 0 else [768, 128], split=split)
+        one.grad = torch.randn(one.shape)
+        held.append((one, Share(full_name(one), size, split, 0, tp, 0, one.numel() // 2, 768)))
+        one.data, one.grad = one.data[: len(one) // 2], one.grad[: len(one) // 2]
+    monkeypatch.setattr("hpc_gpt.trainer.optimizers.matrix_exchange.dist", Alone)
+    exchange = MatrixExchange(held, 2, None, dtype)
+    matrix = dtype.itemsize * math.prod(size) / count
+    update = torch.no_grad()(lambda: exchange.update(1e-3, 5))
+    monkeypatch.setattr("hpc_gpt.trainer.optimizers.matrix_exchange.orthogonal", lambda update, *_: update)
+    assert 1.9 * matrix <= peak(profiled(update)) <= 2.3 * matrix
