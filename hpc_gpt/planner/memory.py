@@ -177,8 +177,7 @@ def layer_bytes(training: Training, kind: LayerKind | None = None) -> LayerBytes
         outputs += rows / tokens * width
         modules["moe_act"] = rows * narrow * width
     modules["moe" if kind.routed else "mlp"] = mlp
-    # A norm before a dense MLP, and before attention but for DeepSeek's, is part of the product after it.
-    modules["layernorm"] = narrow / 2 * stream * (bool(kind.routed) + (shape.kv_lora is not None))
+    modules["layernorm"] = narrow / 2 * stream * separate_norms(training, kind)
     kept_keys = 4 * key
     if shape.kv_lora is not None:  # K of every head; V and the output are narrower; the latents before and after norms
         values = shape.value_width / tp
@@ -195,6 +194,15 @@ def layer_bytes(training: Training, kind: LayerKind | None = None) -> LayerBytes
         of_modules=modules,
         passing=passing,
     )
+
+
+def separate_norms(training: Training, kind: LayerKind) -> int:
+    """The norms of a layer that Megatron-Core's layernorm module computes again: not those before a dense MLP, and
+    before attention but for DeepSeek's, which are part of the product after them (models/gpt/gpt_layer_specs.py); nor
+    that before a router in a graph whose output it is (transformer_layer.py, TransformerLayer.__init__)."""
+    graphs = training.cuda_graphs
+    is_output = "moe_router" in graphs and not ("moe_preprocess" in graphs and training.dispatcher == "alltoall")
+    return (training.shape.kv_lora is not None) + (bool(kind.routed) and not is_output)
 
 
 def selects_operators(training: Training) -> bool:

@@ -31,6 +31,7 @@ from hpc_gpt.planner.memory import (
     mlp_width,
     over_kinds,
     selects_operators,
+    separate_norms,
     weights_on,
 )
 
@@ -481,16 +482,15 @@ def _repeats_mlp(training: Training, kind: LayerKind) -> bool:
 def _modules_s(training: Training, rates: Rates, kind: LayerKind, linear: Mapping[str, float], core: float) -> float:
     """Seconds in which the modules of `recompute` repeat their forward pass in one layer: their linear layers, `linear`
     {name: seconds}, and their share of the passes of `_pass_bytes` and of the experts. core_attn: attention's core;
-    layernorm: the norms that are no part of a product; moe_act: the experts' activation alone; mla_up_proj: queries,
-    keys and values from the latents, and their rotation (Megatron-Core: `memory.freed_by_modules`)."""
+    layernorm: `separate_norms`; moe_act: the experts' activation alone; mla_up_proj: queries, keys and values from the
+    latents, and their rotation (Megatron-Core: `memory.freed_by_modules`)."""
     shape, tp, again = training.shape, training.tp, recomputation(training.recompute)
     gate, of_tokens, of_experts = _gate_bytes(training), 0.0, 0.0
     seconds = sum(takes for name, takes in linear.items() if name in again.linear)
     if "core_attn" in again.modules:
         seconds += core
     if "layernorm" in again.modules:
-        norms = bool(kind.routed) + (shape.kv_lora is not None)
-        of_tokens += 4 * norms * shape.hidden / (tp if training.sequence_parallel else 1)
+        of_tokens += 4 * separate_norms(training, kind) * shape.hidden / (tp if training.sequence_parallel else 1)
     if "mla_up_proj" in again.modules and shape.kv_lora is not None:
         of_tokens += 8 * shape.query_width / tp + 12 * kv_width(shape, tp)
     if _repeats_mlp(training, kind):

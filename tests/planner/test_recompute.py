@@ -72,6 +72,13 @@ def test_the_bytes_of_a_module_are_those_of_its_outputs() -> None:
     assert freed["mla_up_proj"] == tokens * 2 * shape.heads * (192 + 192 + 128)  # queries, keys and values
     assert freed["layernorm"] == tokens * 2 * 2 * shape.hidden  # before attention and before experts
     assert layer_bytes(QWEN).of_modules["layernorm"] == QWEN.tokens * 2 * QWEN.shape.hidden / QWEN.tp
+    # A graph of the router has the norm's output as its own, unless it sorts the tokens for an all-to-all, too.
+    graphs = (
+        replace(QWEN, cuda_graphs=("attn", "moe_router")),
+        replace(QWEN, cuda_graphs=("moe_router", "moe_preprocess")),
+    )
+    assert [layer_bytes(run).of_modules["layernorm"] > 0 for run in graphs] == [False, False]
+    assert layer_bytes(replace(graphs[1], dispatcher="alltoall")).of_modules["layernorm"] > 0
 
 
 def test_experts_that_are_computed_again_are_sent_again() -> None:
