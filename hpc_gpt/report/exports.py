@@ -21,16 +21,7 @@ import numpy as np
 
 from hpc_gpt.core.errors import OsErrorAs, RunFolderError
 from hpc_gpt.core.files import aside, try_folder
-from hpc_gpt.core.sinks import (
-    BY_SOURCE,
-    FLOPS,
-    CurveRow,
-    ShownRun,
-    need_package,
-    plain_text,
-    shown_settings,
-    source_tags,
-)
+from hpc_gpt.core.sinks import FLOPS, CurveRow, ShownRun, need_package, plain_text, shown_settings, source_tags
 from hpc_gpt.core.sinks.tensorboard import EVENT_FILE, TensorBoard
 from hpc_gpt.core.sinks.wandb import Wandb
 from hpc_gpt.reader.lines.fields import MIXTURE_FIELDS
@@ -146,7 +137,7 @@ def _log_run(run: ExportedRun, folder: str) -> Path:
     sink = Wandb(run.shown, Path(folder), PROJECT, mode="offline")
     sink.add(run.rows)
     figures = {key: value for key in _FIGURES if (value := getattr(record, key)) is not None}
-    figures |= source_tags({key: getattr(record, key) for key in BY_SOURCE})
+    figures |= source_tags(record.to_tables())
     sink.summarize({key: value for key, value in figures.items() if np.isfinite(value)} | {"ended": record.ended})
     sink.close()
     return sink.folder

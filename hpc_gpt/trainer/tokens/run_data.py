@@ -25,14 +25,7 @@ from hpc_gpt.trainer.tokens.end_token import check_end_of_stream, check_end_toke
 from hpc_gpt.trainer.tokens.megatron import open_megatron
 from hpc_gpt.trainer.tokens.shard_stream import ShardSet, check_count, fraction_for, list_shards
 from hpc_gpt.trainer.tokens.sources import check_forms, find_path, places_searched
-from hpc_gpt.trainer.tokens.token_file import (
-    TokenFile,
-    check_sum,
-    check_tokens,
-    open_tokens,
-    token_bytes_path,
-    write_token_bytes,
-)
+from hpc_gpt.trainer.tokens.token_file import TokenFile, check_sum, check_tokens, open_tokens, write_token_bytes
 from hpc_gpt.trainer.tokens.tokenizer import BYTE, CHAR, check_table, open_tokenizer, tokenizer_name
 
 # Cached facts of data whose reading takes long, by path: Megatron's index, the list of shards. Rank 0 reads them, and
@@ -277,7 +270,7 @@ def add_token_bytes(data: Path, tokenizer: str) -> Path:
     `tokenizer`; returns the path. Raises DataError if it exists, or the file was made with another tokenizer."""
     if not megatron.paths(data)[1].exists():
         check_tokenizer(open_tokens(data), tokenizer)
-    with OsErrorAs(DataError, f"cannot write {token_bytes_path(data)}", "remove it first if it is there"):
+    with OsErrorAs(DataError, f"cannot write the bytes of tokens beside {data}", "remove it first if it is there"):
         return write_token_bytes(data, open_tokenizer(tokenizer).token_bytes())
 
 
