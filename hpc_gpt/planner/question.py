@@ -358,8 +358,10 @@ def question_of(
     if modules_of(fixed.get("recompute", "none")):
         faults = [_module_faults(replace(engine, name=name), experiment.train, shape) for name in tried]
         raise_faults(faults[0] if faults and all(faults) else ())
-    mask = has_mask(experiment.data, engine, shape, experiment.train.dtype, profile.device)
-    plain = {name: traits_of(engine, name, profile.device) | {"document_mask": mask} for name in tried}
+    train = experiment.train
+    mask = has_mask(experiment.data, engine, shape, train.dtype, profile.device)
+    of_all = {"document_mask": mask, "muon_steps": train.muon_steps}
+    plain = {name: traits_of(engine, name, profile.device) | of_all for name in tried}
     traits = plain
     if fast:
         faster = [

@@ -354,7 +354,7 @@ class _StepModel:
                 if matrix.split != "none" and matrix.is_routed is part.experts_alone
             ]
             sizes = [training.optimizer_facts.product_sizes(matrix.rows, matrix.columns) for matrix, _ in matrices]
-            takes = [sum(rates.product_s(*size) for size in products) for products in sizes]
+            takes = [training.muon_steps * sum(rates.product_s(*size) for size in products) for products in sizes]
             ranks = training.tp * engine_of(training).optimizer_ranks(part)
             whole = sum(each * count for each, (_, count) in zip(takes, matrices, strict=True))
             total += max(whole / ranks, max(takes, default=0.0))

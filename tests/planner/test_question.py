@@ -5,6 +5,8 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from hpc_gpt.core.errors import LayoutError
 from hpc_gpt.core.settings.cluster import ClusterProfile
@@ -55,6 +57,15 @@ def test_the_batch_is_the_experiments_or_follows(layout, holds, batch):
 @pytest.mark.parametrize(("layout", "gpus"), [({"gpus": None, "nodes": 3}, 12), ({"gpus": None}, 4), ({"gpus": 2}, 2)])
 def test_gpus_are_counted_as_the_launcher_does(layout, gpus):
     assert question_of(experiment(layout), PROFILE).gpus == gpus
+
+
+@given(st.integers(1, 19), st.sampled_from([1, 2, 4, 8]))
+@settings(max_examples=10, deadline=None)
+def test_more_steps_of_muon_are_slower(steps: int, gpus: int) -> None:
+    layout, machine = {"gpus": gpus, "global_batch": 8 * gpus}, machine_named("h100-80g", 8, "infiniband 8x400G")
+    asked = (experiment(layout, optimizer="muon", muon_steps=steps) for steps in (steps, steps + 1))
+    few, more = (search(question_of(one, PROFILE, engines=("fsdp",)), machine, keep=1).best for one in asked)
+    assert few.step.optimizer_s < more.step.optimizer_s
 
 
 def test_what_is_said_to_work_works_and_what_is_not_does_not():

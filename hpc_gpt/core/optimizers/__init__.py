@@ -36,7 +36,7 @@ class OptimizerFacts:
         return 2 * (4 + self.moment_bytes(hidden)) + 4 + 2 + 2 * 4
 
     def product_sizes(self, rows: int, columns: int) -> list[tuple[int, int, int]]:
-        """(m, n, k) of each matrix product in the update of a hidden matrix."""
+        """(m, n, k) of each matrix product in a step, of `train.muon_steps`, of a hidden matrix's update."""
         return []
 
     def update_bytes(self, mode: str, params: float, matrix: float, table: float) -> float:

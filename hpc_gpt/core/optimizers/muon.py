@@ -21,9 +21,9 @@ class Muon(OptimizerFacts):
         return max(5 * matrix, ADAMW.update_bytes(mode, params, matrix, table))
 
     def product_sizes(self, rows: int, columns: int) -> list[tuple[int, int, int]]:
-        """Five steps of Newton-Schulz: 2 r^2 (2 c + r) FLOPs each, of r rows below c columns."""
+        """A step of Newton-Schulz: 2 r^2 (2 c + r) FLOPs, of r rows below c columns."""
         short, long = sorted((rows, columns))
-        return 5 * [(short, short, long), (short, short, short), (short, long, short)]
+        return [(short, short, long), (short, short, short), (short, long, short)]
 
 
 OPTIMIZER = Muon()

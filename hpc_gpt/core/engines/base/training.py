@@ -18,7 +18,7 @@ Offload = Literal["none", "optimizer", "full"]
 OptimizerMode = Literal["fused", "foreach", "for-loop"]
 # Bytes of a logit at the peak of the loss: operators in 16 bits, compiled passes in fp32, one kernel.
 LOGIT_BYTES = {"half": 8.0, "jit": 10.0, "kernel": 4.0}
-_SIZES = (*AXES, "ep", "etp", "vp", "micro_batch", "micro_batches", "loss_chunks")
+_SIZES = (*AXES, "ep", "etp", "vp", "micro_batch", "micro_batches", "loss_chunks", "muon_steps")
 _LISTED = {
     name: get_args(values)
     for name, values in {
@@ -65,6 +65,7 @@ class Training:
     activations_on_host: bool = False  # activations for the backward pass are in the host's memory
     optimizer: str = "adamw"
     optimizer_mode: OptimizerMode = "fused"  # how states on the GPU are updated; the host updates offloaded ones
+    muon_steps: int = 5
     loss_chunks: int = 1  # pieces in which logits are computed, and recomputed in the backward pass
     one_pass_loss: bool = False  # our loss computes its gradients in the same pass: nothing is recomputed
     keep_residuals: bool = False  # a compiled layer keeps the residual after attention, not the terms of its sum
