@@ -28,8 +28,9 @@ def data(
     hpc-gpt data corpus.jsonl -o corpus.tokens
     hpc-gpt submit demo --set data.source=tokens --set data.path=corpus.tokens
     """
-    from hpc_gpt.trainer.tokens.build import STDLIB, build_megatron, build_stdlib, build_tokens, stdlib_path
+    from hpc_gpt.trainer.tokens.build import STDLIB, build_megatron, build_stdlib, build_tokens
     from hpc_gpt.trainer.tokens.sources import DocumentCount, check_text, text_files
+    from hpc_gpt.trainer.tokens.token_file import stdlib_path
     from hpc_gpt.trainer.tokens.tokenizer import BYTE, open_tokenizer
 
     if bytes_of is not None:

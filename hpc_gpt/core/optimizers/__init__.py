@@ -9,7 +9,6 @@ from functools import cache
 from typing import ClassVar
 
 from hpc_gpt.core.settings.experiment import Train
-from hpc_gpt.core.settings.services import OPTIMIZER_NAMES
 
 
 class OptimizerFacts:
@@ -61,8 +60,3 @@ def optimizer_named(name: str) -> OptimizerFacts:
     """The optimizer of that name; an experiment's name always exists. The others are not imported."""
     facts: OptimizerFacts = importlib.import_module(f"{__name__}.{name.replace('-', '_')}").OPTIMIZER
     return facts
-
-
-def optimizers() -> dict[str, OptimizerFacts]:
-    """Every optimizer by name."""
-    return {name: optimizer_named(name) for name in OPTIMIZER_NAMES}

@@ -28,7 +28,8 @@ def checkpoint_bytes(resolved: Sized) -> int:
 
     Bytes per parameter under AdamW, in any dtype: 12.0 with every engine of ours, weights and moments in fp32.
     """
-    per_parameter = 4 + optimizer_named(resolved.train.optimizer).moment_bytes(hidden_share(resolved.model))
+    optimizer = optimizer_named(resolved.train.optimizer)
+    per_parameter = 4 + optimizer.moment_bytes(hidden_share(resolved.model) if optimizer.needs_shares else 0.0)
     if engine_named(resolved.engine.name).saves_weights_again:
         per_parameter += 4 if resolved.train.dtype == "fp32" else 2
     return round(resolved.model.params * per_parameter)

@@ -6,7 +6,7 @@ from dataclasses import MISSING, fields
 from typing import Any
 
 from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.optimizers import optimizers
+from hpc_gpt.core.optimizers import optimizer_named
 from hpc_gpt.core.settings.experiment import Data, Engine, Job, Train
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
@@ -85,9 +85,9 @@ def idle_keys(sized: Sized, stated: Collection[str]) -> Iterator[str]:
 
 
 def _of_other_optimizers(sized: Sized) -> tuple[tuple[str, ...], Callable[[Sized], str]]:
-    """The rule of the keys that only other optimizers follow."""
-    every, name = optimizers(), sized.train.optimizer
-    others = sorted({key for facts in every.values() for key in facts.keys} - every[name].keys)
+    """The rule of AdamW's keys that the run's optimizer has not. One that is another's alone is refused elsewhere."""
+    name = sized.train.optimizer
+    others = sorted(optimizer_named("adamw").keys - optimizer_named(name).keys)
     return tuple(f"train.{key}" for key in others), lambda _: f'train.optimizer is "{name}", which has no such key'
 
 

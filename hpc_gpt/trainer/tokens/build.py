@@ -4,18 +4,17 @@ import contextlib
 import functools
 import gzip
 import json
-import platform
 import shlex
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from hpc_gpt.core.errors import DataError
-from hpc_gpt.core.files import aside, data_dir, give_name, try_folder
+from hpc_gpt.core.files import aside, give_name, try_folder
 from hpc_gpt.core.settings.data_source import STDLIB as STDLIB
 from hpc_gpt.trainer.tokens import megatron
 from hpc_gpt.trainer.tokens.sources import TEXT_KEY, DocumentCount, file_pieces, pieces
-from hpc_gpt.trainer.tokens.token_file import TokenFile, open_tokens, token_bytes_path, write_tokens
+from hpc_gpt.trainer.tokens.token_file import TokenFile, open_tokens, stdlib_path, token_bytes_path, write_tokens
 from hpc_gpt.trainer.tokens.tokenizer import (
     BYTE,
     CHAR,
@@ -84,13 +83,13 @@ def build_megatron(
     return made  # noqa: RET504 (to mypy the `with` may swallow an exception)
 
 
-def build_stdlib(path: Path | None = None) -> TokenFile:
+def build_stdlib() -> TokenFile:
     """Opens the token file of the sources of this Python's standard library; makes it if it is missing.
 
     Two builders at once are safe: both write the same bytes under temporary names, and the first to finish renames its
     file. Raises DataError if the sources are missing or the disk refuses.
     """
-    path = path or stdlib_path()
+    path = stdlib_path()
     if not path.exists():
         with _refusals(path, _ROOM, same_bytes=True):
             _write(_stdlib_pieces(), path, ByteTokenizer(), sysconfig.get_path("stdlib"))
@@ -126,11 +125,6 @@ def build_stdlib_shards() -> Path:
         if not folder.is_dir():
             raise DataError(f"cannot write {folder}: {fault.strerror}", _ROOM) from None
     return folder
-
-
-def stdlib_path(suffix: str = ".tokens") -> Path:
-    """The path of these data; it has the Python version, because each version has its own sources."""
-    return data_dir() / f"stdlib-{platform.python_version()}{suffix}"
 
 
 def check_disk_space(path: Path) -> None:

@@ -19,13 +19,19 @@ from hpc_gpt.trainer.tokens.build import (
     build_stdlib_shards,
     check_disk_space,
     stdlib_length,
-    stdlib_path,
 )
 from hpc_gpt.trainer.tokens.end_token import check_end_of_stream, check_end_token, end_token
 from hpc_gpt.trainer.tokens.megatron import open_megatron
 from hpc_gpt.trainer.tokens.shard_stream import ShardSet, check_count, fraction_for, list_shards
 from hpc_gpt.trainer.tokens.sources import check_forms, find_path, places_searched
-from hpc_gpt.trainer.tokens.token_file import TokenFile, check_sum, check_tokens, open_tokens, write_token_bytes
+from hpc_gpt.trainer.tokens.token_file import (
+    TokenFile,
+    check_sum,
+    check_tokens,
+    open_tokens,
+    stdlib_path,
+    write_token_bytes,
+)
 from hpc_gpt.trainer.tokens.tokenizer import BYTE, CHAR, check_table, open_tokenizer, tokenizer_name
 
 # Cached facts of data whose reading takes long, by path: Megatron's index, the list of shards. Rank 0 reads them, and
@@ -33,6 +39,9 @@ from hpc_gpt.trainer.tokens.tokenizer import BYTE, CHAR, check_table, open_token
 LookedUp = dict[str, Any]
 _T = TypeVar("_T")
 _STDLIB_SUFFIXES = {"stdlib": ".tokens", "megatron": "-megatron", "stream": "-shards"}
+_BUILDERS: dict[str, Callable[[], object]] = {
+    "stdlib": build_stdlib, "megatron": build_stdlib_megatron, "stream": build_stdlib_shards,
+}  # fmt: skip
 
 
 def data_path(resolved: Resolved) -> Path | None:
@@ -177,7 +186,8 @@ def _ensure(resolved: Resolved, make: bool, looked_up: LookedUp | None, sums: bo
                 f"hpc-gpt data stdlib -o FILE --tokenizer {data.tokenizer}, then data.path = FILE",
             )
         files = megatron.paths(path) if data.source == "megatron" else [path]
-        if not make and not all(file.exists() for file in files):
+        is_made = all(file.exists() for file in files)
+        if not (is_made or make):
             _check_vocab(resolved)
             if data.source == "stream":
                 check_count(path, STDLIB_SHARDS, resolved)
@@ -185,12 +195,8 @@ def _ensure(resolved: Resolved, make: bool, looked_up: LookedUp | None, sums: bo
                 check_length(path, stdlib_length(), resolved)
             check_disk_space(path)
             return path
-        if data.source == "stream":
-            build_stdlib_shards()
-        elif data.source == "megatron":
-            build_stdlib_megatron()
-        else:
-            build_stdlib(path)
+        if not is_made:
+            _BUILDERS[data.source]()
     if data.source == "stream":
         shards = open_shards(resolved, looked_up)
         check_forms([shards.folder / name for name in (*shards.training, *shards.evaluation)])

@@ -18,6 +18,7 @@ The header is a multiple of 64 bytes, so the tokens of a mapped file start on a 
 import errno
 import hashlib
 import os
+import platform
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.core.errors import DataError
-from hpc_gpt.core.files import aside, give_name, sync
+from hpc_gpt.core.files import aside, data_dir, give_name, sync
 from hpc_gpt.core.settings.data_source import TOKEN_FILE_MAGIC
 
 MAGIC = TOKEN_FILE_MAGIC
@@ -41,6 +42,11 @@ _DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 LOOK_TOKENS, LOOK_AT_ONCE = 1 << 28, 1 << 22
 MOST_SUMMED_BYTES = 10**9
 _REBUILD = "build it again: hpc-gpt data SOURCE -o FILE"
+
+
+def stdlib_path(suffix: str = ".tokens") -> Path:
+    """The path of the standard library's sources as tokens. It has the Python version: each has its own sources."""
+    return data_dir() / f"stdlib-{platform.python_version()}{suffix}"
 
 
 @dataclass(frozen=True)

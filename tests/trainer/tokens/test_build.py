@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.errors import DataError
-from hpc_gpt.trainer.tokens.build import build_stdlib, build_tokens, stdlib_path
-from hpc_gpt.trainer.tokens.token_file import open_tokens
+from hpc_gpt.trainer.tokens.build import build_stdlib, build_tokens
+from hpc_gpt.trainer.tokens.token_file import open_tokens, stdlib_path
 
 
 def text_of(path: Path) -> bytes:
