@@ -353,6 +353,7 @@ class _Stages(Sequence[StageMemory]):
             alike = training.of_experts
             bytes_held = self._states.state_bytes(alike)
             self._expert_bytes = stated_states(alike, bytes_held, self._facts.sharding(training))
+        self._bytes_of_both = [*zip(vars(self._state_bytes).values(), vars(self._expert_bytes).values(), strict=True)]
         kinds = shape.kinds
         layers_bytes = [layer_bytes(training, kind) for kind in kinds]
         self._layer = layer = layers_bytes[0] if len(kinds) == 1 else max(layers_bytes, key=lambda one: one.kept)
@@ -410,8 +411,8 @@ class _Stages(Sequence[StageMemory]):
     def __getitem__(self, stage: int | slice) -> StageMemory | Sequence[StageMemory]:
         if isinstance(stage, slice):
             return [self[number] for number in range(len(self))[stage]]
-        number = range(len(self))[stage]
-        if (computed := self._cached.get(number)) is None:
+        if (computed := self._cached.get(stage)) is None:
+            number = range(len(self))[stage]
             computed = self._cached[number] = self._stage(number)
         return computed
 
@@ -426,8 +427,7 @@ class _Stages(Sequence[StageMemory]):
         if not of_experts:
             return self._state_bytes
         share = of_experts / params
-        pairs = zip(vars(self._state_bytes).values(), vars(self._expert_bytes).values(), strict=True)
-        return StateBytes(*(other * (1 - share) + expert * share for other, expert in pairs))
+        return StateBytes(*[other * (1 - share) + expert * share for other, expert in self._bytes_of_both])
 
     def _stage(self, stage: int) -> StageMemory:
         training, last = self._training, stage == len(self._layers) - 1
