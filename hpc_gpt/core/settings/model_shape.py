@@ -8,7 +8,6 @@ from typing import Any, Literal
 from hpc_gpt.core.settings.key_rules import key_rules
 from hpc_gpt.core.settings.layer_kinds import LayerKind, Matrix, NormShape
 from hpc_gpt.core.settings.model_keys import Bias, MlpKind, Model, NormKind, Positions, RopeScaling, Router
-from hpc_gpt.core.weights.window_classes import WINDOWS
 
 
 @dataclass(frozen=True)
@@ -395,6 +394,8 @@ def architectures_of(shape: ModelShape) -> tuple[str, ...]:
     classes = _mixtures_of(shape) if shape.is_mixture else _dense_classes(shape)
     if shape.window is None:
         return tuple(classes)
+    from hpc_gpt.core.weights.window_classes import WINDOWS  # only windows need it
+
     return tuple(name for name in classes if name in WINDOWS and WINDOWS[name].holds(shape.windowed, shape.layers))
 
 

@@ -85,7 +85,7 @@ def test_a_window_of_the_sequence_is_none_to_the_last_digit(window: int) -> None
     assert all(map(torch.equal, *found))
 
 
-def test_layers_with_a_window_share_one_mask_that_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_with_a_window_share_one_mask_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     shape = replace(SHAPES["llama"], layers=4, window=3, window_layers="SSL")
     model, kernels = (
         Gpt(shape, 1, techniques=Techniques(activation_offload=True)),
