@@ -46,7 +46,7 @@ def test_a_branch_changes_what_is_named_and_the_rest_stays():
     assert '"data_from"' not in same.to_json()
 
 
-def test_a_branch_of_another_optimizer_drops_the_keys_of_the_first():
+def test_a_branch_of_another_optimizer_drops_the_firsts_keys():
     alone = {"engine__name": "ddp", "layout__tp": 1, "layout__pp": 1}
     run = saved(8, **alone, train__optimizer="muon", train__muon_lr=0.1, train__beta1=0.8)
     before = run.resolved()

@@ -102,7 +102,7 @@ def test_a_gpu_waits_where_the_host_waits_for_a_router():
     assert [experts.waits_for_router(run) for run in (BALANCED, *ahead)] == [True, False, False]
 
 
-def test_an_overlapped_exchange_hides_no_longer_than_the_passes_take():
+def test_an_overlapped_exchange_hides_at_most_the_passes():
     def exchange(**changes):
         run, model = replace(BALANCED, **changes), _StepModel(H100, DEFAULT)
         layer = model._layer(run, Rates(H100, DEFAULT, run), 0)

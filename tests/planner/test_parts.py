@@ -157,7 +157,7 @@ def test_every_term_of_a_prediction_is_as_written(request: pytest.FixtureRequest
     assert found.splitlines() == PARTS.read_text(encoding="utf-8").splitlines()
 
 
-def test_muons_products_are_counted_by_matrix_and_shared_by_ranks() -> None:
+def test_muons_products_are_by_matrix_and_shared_by_ranks() -> None:
     """Five steps of 2 r^2 (2 c + r): gpt2 has four matrices of 768 x 768 and two of 768 x 3072 in each layer."""
     square, oblong = 10 * 768**2 * 3 * 768, 10 * 768**2 * (2 * 3072 + 768)
     run, model = replace(BASES["gpt2"], optimizer="muon"), _StepModel(LINKS, EXACT)

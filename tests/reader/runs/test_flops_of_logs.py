@@ -61,7 +61,7 @@ def test_every_formula_is_of_the_shape_that_was_read(granularity, recompute):
         ({"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": 12}, "full"),
     ],
 )
-def test_a_log_states_the_modules_or_the_share_that_is_recomputed(stated, recompute):
+def test_a_log_states_what_modules_or_share_is_recomputed(stated, recompute):
     record = log_of(**{"recompute_granularity": "selective", **stated}).record
     none = log_of(recompute_granularity="None").record
     assert record.recompute == recompute
