@@ -20,8 +20,8 @@ from hpc_gpt.core.runs.checkpoints import list_complete, step_in
 from hpc_gpt.core.runs.lineage import find_ancestors
 from hpc_gpt.core.runs.provenance import init_config_of
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.settings.model_shape import architecture_of
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.weights.classes import architecture_of
 from hpc_gpt.core.weights.tensors import check_export, write_hf
 from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints
 from hpc_gpt.trainer.engines.protocol import read_weights

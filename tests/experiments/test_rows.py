@@ -11,10 +11,10 @@ from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, list_experiments, load_experiment
-from hpc_gpt.core.settings.model_shape import architecture_of
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.tables import merge_tables
 from hpc_gpt.core.typed_tables import check_tables
+from hpc_gpt.core.weights.classes import architecture_of
 from hpc_gpt.launcher.render import render_script
 from tests.experiments.sweeps import COUNTS, PROFILES, possible_rows, settle, sweep
 

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of
+from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.core.weights.classes import architecture_of
 from hpc_gpt.core.weights.config import config_of, init_config_in, read_config
 from hpc_gpt.core.weights.folder import read_folder
 from hpc_gpt.core.weights.names import CHOICE_BIAS, size_of, stored_sizes

@@ -7,7 +7,7 @@ from hpc_gpt.core.engines.base.facts import OUR_PARTS
 from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
-from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of
+from hpc_gpt.core.settings.model_shape import ModelShape
 
 
 class HfDeepspeed(DeepspeedFacts):
@@ -24,6 +24,8 @@ class HfDeepspeed(DeepspeedFacts):
     shape_parts = OUR_PARTS
 
     def shape_fault(self, shape: ModelShape) -> str | None:
+        from hpc_gpt.core.weights.classes import architecture_of  # few commands ask for a shape of this engine's
+
         fault = super().shape_fault(shape)
         if fault is None and shape.router_dtype and shape.router != "sigmoid":
             return "transformers' routers multiply in train.dtype, not in model.router_dtype"

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.errors import ConfigError, LayoutError
-from hpc_gpt.core.settings.model_shape import ModelShape, architectures_of
+from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.rules.shape import check_shape
+from hpc_gpt.core.weights.classes import architectures_of
 from hpc_gpt.core.weights.config_keys import (
     ARCHITECTURES,
     LONGEST,

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of
+from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.weights.classes import architecture_of
 
 _GPT2 = {
     "norm1": "ln_1",

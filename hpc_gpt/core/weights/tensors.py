@@ -3,7 +3,7 @@ config.json and one or more safetensors files.
 
 An export writes a file after every 5 GB of weights, which is about the memory that it needs.
 
-The format belongs to transformers' class for the shape (`model_shape.architecture_of`): that of GPT-2, Llama, Qwen2,
+The format belongs to transformers' class for the shape (`classes.architecture_of`): that of GPT-2, Llama, Qwen2,
 Qwen3, SmolLM3, or one of six mixtures of experts. MistralForCausalLM has the same shape as Llama's class, and so has
 SmolLM3's if all layers are rotated: a run writes the class that it began from.
 """

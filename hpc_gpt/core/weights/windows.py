@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hpc_gpt.core.settings.model_shape import ModelShape, shortest_pattern
+from hpc_gpt.core.weights.classes import WINDOWS
 from hpc_gpt.core.weights.config_keys import Keys, class_of
-from hpc_gpt.core.weights.window_classes import WINDOWS
 
 _KEYS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 

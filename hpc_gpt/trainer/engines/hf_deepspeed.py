@@ -1,6 +1,6 @@
 """Engine hf-deepspeed: transformers' own model under DeepSpeed's ZeRO 1 to 3, offloaded or not.
 
-The shape decides the class (`core.settings.model_shape.architecture_of`): GPT2LMHeadModel, LlamaForCausalLM and others.
+The shape decides the class (`core.weights.classes.architecture_of`): GPT2LMHeadModel, LlamaForCausalLM and others.
 
 This is "HF + Deepspeed" in Megatron-DeepSpeed's perf tables. The model starts from our initial weights, so it trains
 like every other engine. Attention is torch's SDPA, or transformers' eager one if engine.attention is math.

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import PRESETS, preset
-from hpc_gpt.core.settings.rules.shape import no_class_note
 from hpc_gpt.core.settings.shape_split import (
     default_tp,
     kind_params,
@@ -19,6 +18,7 @@ from hpc_gpt.core.settings.shape_split import (
     replicated_params,
     stage_layers,
 )
+from hpc_gpt.core.weights.classes import no_class_note
 
 LLAMA = {"mlp": "swiglu", "norm": "rmsnorm", "positions": "rope", "bias": "none"}
 

@@ -14,12 +14,12 @@ from hpc_gpt.core.settings.experiment import Command, Data, Engine, Experiment, 
 from hpc_gpt.core.settings.experiment_file import find_sweep, list_experiments, load_experiment
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model import resolve_shape
-from hpc_gpt.core.settings.model_shape import architecture_of
 from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.shape_split import check_split
 from hpc_gpt.core.settings.smoke import shrink
 from hpc_gpt.core.slurm.directives import job_faults
+from hpc_gpt.core.weights.classes import architecture_of
 
 SITE = ClusterProfile(name="site", gpus_per_node=8)
 HERE = load_profile("local")

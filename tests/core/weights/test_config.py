@@ -17,8 +17,9 @@ from hpc_gpt.core.engines.base.facts import EngineFacts
 from hpc_gpt.core.errors import ConfigError, LayoutError
 from hpc_gpt.core.settings.experiment import Model
 from hpc_gpt.core.settings.model import resolve_shape
-from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of
+from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import PRESETS, preset
+from hpc_gpt.core.weights.classes import architecture_of
 from hpc_gpt.core.weights.config import (
     InitConfig,
     config_of,

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hpc_gpt.core.engines.base.facts import EngineFacts
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.settings.model_keys import RopeScaling
-from hpc_gpt.core.settings.model_shape import architecture_of, architectures_of
 from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.core.weights.classes import architecture_of, architectures_of
 from hpc_gpt.core.weights.config import InitConfig, config_of, read_config, unfollowed_keys
 from hpc_gpt.core.weights.config_keys import MIXTURES, PLAN_ONLY
 from hpc_gpt.core.weights.names import stored_sizes

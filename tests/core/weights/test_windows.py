@@ -10,9 +10,10 @@ import pytest
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.model_keys import Model
-from hpc_gpt.core.settings.model_shape import ModelShape, architectures_of
+from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
-from hpc_gpt.core.settings.rules.shape import no_class_note
+from hpc_gpt.core.settings.rules.engine import export_notes
+from hpc_gpt.core.weights.classes import architectures_of
 from hpc_gpt.core.weights.config import config_of, init_config_in, read_config
 
 SEQ, LAYERS = 40, 6
@@ -153,7 +154,9 @@ NOTED = "no class of transformers has this shape, so export will refuse it: "
 )
 def test_a_pattern_that_no_class_has_is_noted(shape, classes, note) -> None:
     assert architectures_of(shape) == classes
-    assert no_class_note(shape).startswith(note and NOTED + note)
+    noted = export_notes("ddp", shape)
+    assert bool(noted) == bool(note)
+    assert "".join(noted).startswith(note and NOTED + note)
 
 
 def test_letters_for_all_layers_are_those_in_turn() -> None:

@@ -13,11 +13,10 @@ from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.experiment import Engine, Experiment, Train
 from hpc_gpt.core.settings.key_rules import key_rules
 from hpc_gpt.core.settings.layout import Layout
-from hpc_gpt.core.settings.model_shape import ModelShape, architecture_of
+from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.rules import keys_of
 from hpc_gpt.core.settings.rules.data import with_mix
-from hpc_gpt.core.settings.rules.shape import no_class_note
 from hpc_gpt.core.settings.services import OPTIMIZER_NAMES
 from hpc_gpt.core.settings.shape_split import split_faults
 from hpc_gpt.core.settings.sized import NO_MODEL, Sized, runs_program
@@ -89,6 +88,8 @@ def run_faults(run: Sized) -> Iterator[Fault]:
         )
     if run.after.is_asked and run.after.export:
         yield from facts.export_faults()
+        from hpc_gpt.core.weights.classes import architecture_of  # which no other command loads
+
         if not facts.is_program and architecture_of(run.model) is None:
             yield Fault(
                 "after.export is true, but transformers has no class of this model's shape",
@@ -335,5 +336,8 @@ def _size_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterator[
 
 def export_notes(engine: str, shape: ModelShape) -> tuple[str, ...]:
     """The notes on what `export` will refuse of a run of an engine with this shape."""
-    refused = shape.is_mixture and not engine_named(engine).is_program
-    return (note,) if refused and (note := no_class_note(shape)) else ()
+    if engine_named(engine).is_program or not shape.special_keys:
+        return ()
+    from hpc_gpt.core.weights.classes import no_class_note
+
+    return (note,) if (note := no_class_note(shape)) else ()

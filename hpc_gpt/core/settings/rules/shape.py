@@ -2,13 +2,12 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields, replace
-from typing import Any
+from dataclasses import fields
 
 from hpc_gpt.core.errors import Fault, raise_faults
 from hpc_gpt.core.settings.layout import largest_divisor
 from hpc_gpt.core.settings.model_keys import Model
-from hpc_gpt.core.settings.model_shape import CLASSES_OF_MIXTURES, ModelShape, architectures_of
+from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.rules import keys_of
 
 # Sizes below 1 that are not a fault by themselves, and the least that others may have.
@@ -217,28 +216,3 @@ def _attention_faults(shape: ModelShape) -> Iterator[Fault]:
 def _stated(shape: ModelShape, names: tuple[str, ...]) -> list[str]:
     """The keys of [model] among `names` that differ from their default."""
     return [f"model.{name}" for name in names if getattr(shape, name) != _DEFAULTS[name]]
-
-
-def no_class_note(shape: ModelShape) -> str:
-    """A line on a mixture or on windows that no class of transformers has, so that `export` will refuse the shape: the
-    nearest class, and the keys that lead to it. Empty if a class has it, or if no keys of ours lead to one."""
-    near: dict[str, dict[str, Any]] = {}
-    if architectures_of(shape):
-        return ""
-    for keys in (("window_layers",), ("window", "window_layers")) if shape.windowed else ():
-        changed: dict[str, Any] = dict.fromkeys(keys)
-        near |= {name: changed for name in architectures_of(replace(shape, **changed)) if name not in near}
-    for name, wanted in CLASSES_OF_MIXTURES.items() if shape.is_mixture and not near else ():
-        changed = {key: values[0] for key, values in wanted.items() if getattr(shape, key) not in values}
-        width, shared = shape.expert_ffn or 1, shape.shared_ffn or 0
-        if "shared_ffn" not in wanted and (not shared or ("sigmoid" in wanted["router"] and shared % width)):
-            changed["shared_ffn"] = max(1, round(shared / width)) * width
-        if name in architectures_of(replace(shape, **changed)):
-            near[name] = changed
-    if not near:
-        return ""
-    name = min(near, key=lambda one: len(near[one]))
-    words = [f"no model.{key}" if one is None else f"model.{key}={str(one).lower()}" for key, one in near[name].items()]
-    return f"no class of transformers has this shape, so export will refuse it: {name} is the nearest, with " + (
-        ", ".join(words)
-    )
