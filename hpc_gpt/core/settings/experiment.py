@@ -16,7 +16,9 @@ from hpc_gpt.core.settings.key_rules import key
 from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.services import After, EngineName, Notify, OptimizerName, Plan, Track
 
+Source = Literal["stdlib", "tokens", "random", "megatron", "stream", "mix"]
 Dtype = Literal["fp32", "bf16", "fp16"]
+Decay = Literal["cosine", "linear", "constant", "wsd"]
 Compile = Literal["none", "block", "edges", "whole"]
 CpExchange = Literal["heads", "keys", "ring"]
 # Format of the operands of a layer's matrix products: 16 bits by `dtype` (none), or 8 or 4 bits by their scaling.
@@ -32,9 +34,7 @@ LR_OF_TRAINED = 2e-5
 class Data:
     """`[data]`: the source of the tokens. The last `eval_fraction` of them is reserved for evaluation."""
 
-    source: Literal["stdlib", "tokens", "random", "megatron", "stream", "mix"] = key(
-        "stdlib", resume="never", affects=("speed",)
-    )
+    source: Source = key("stdlib", resume="never", affects=("speed",))
     "Python's own sources, a token file, random numbers, Megatron's .bin and .idx, a stream of text, or a mixture."
     path: str | None = key(None, resume="never", affects=("speed",))
     'File or folder; searched beside the experiment, in the current folder, then in the data folder; or "stdlib".'
@@ -185,9 +185,7 @@ class Train:
     "Learning rate at the end of the decay; for example 3e-5."
     warmup_steps: int = key(0, resume="never", affects=("schedule",), least=0)
     "Steps during which the learning rate rises from 0; for example 200."
-    decay: Literal["cosine", "linear", "constant", "wsd"] = key(
-        "cosine", resume="never", affects=("schedule",), branch=True
-    )
+    decay: Decay = key("cosine", resume="never", affects=("schedule",), branch=True)
     "Learning rate after the warm-up: falls to min_lr as a cosine or a line, stays, or falls in the last steps (wsd)."
     decay_steps: int | None = key(None, resume="never", affects=("schedule",), branch=True, least=1)
     "Number of last steps in which wsd falls to min_lr; by default a tenth of steps; for example 2000."
