@@ -155,7 +155,8 @@ def _model(real: ModelShape, tp: int, cp: int, layers: int, seq: int) -> Model:
         heads = next(count for count in (4, 2, 1) if count <= max(heads, tp * cp) and count % (tp * cp) == 0)
     kind = {} if real.is_gpt2 else _small_kind(real, heads, tp)
     kind |= _small_parts(real, layers, tp)
-    vocab_multiple = real.vocab_multiple if _rows(real.vocab_multiple) % tp == 0 else real.vocab_multiple * tp
+    rows = -(-256 // real.vocab_multiple) * real.vocab_multiple  # of the embedding, for bytes
+    vocab_multiple = real.vocab_multiple * (tp if rows % tp else 1)
     return Model(
         hidden=hidden,
         layers=layers,
@@ -209,11 +210,6 @@ def _small_parts(real: ModelShape, layers: int, tp: int) -> dict[str, Any]:
         both = "L" in (real.window_layers or "") and layers > 1
         parts |= {"window": min(real.window, SEQ // 4), "window_layers": "SL" if both else None}
     return parts
-
-
-def _rows(vocab_multiple: int) -> int:
-    """Rows of the embedding for 256 bytes."""
-    return -(-256 // vocab_multiple) * vocab_multiple
 
 
 def _data(data: Data) -> Data:
