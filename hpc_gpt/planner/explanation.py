@@ -18,15 +18,13 @@ from hpc_gpt.core.tables import set_dotted, toml_lines
 from hpc_gpt.planner import experts
 from hpc_gpt.planner.constants import constant_lines
 from hpc_gpt.planner.figures import Figures, arithmetic, memory_text, peak_memory_text, plan_figures, summary
+from hpc_gpt.planner.layer_bytes import kept_of_layer, layer_bytes, mlp_width
 from hpc_gpt.planner.links import Links
 from hpc_gpt.planner.machine import DEFAULT, Machine, generation_of
 from hpc_gpt.planner.memory import (
     in_flight,
-    kept_of_layer,
     kinds_of_stages,
-    layer_bytes,
     layers_of_stages,
-    mlp_width,
     over_kinds,
     stage_expert_params,
     stage_params,

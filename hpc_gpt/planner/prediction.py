@@ -369,9 +369,10 @@ def _instead(faster: Candidate, run: Candidate) -> str:
 
 def compiled_step(training: Training, machine: Machine, constants: Constants) -> StepTime | None:
     """The step of a training with blocks and loss compiled; None if they already are, cannot be, or gain under 1 %."""
-    from hpc_gpt.planner.step_time import can_compile, predict_step
+    from hpc_gpt.planner.step_time import predict_step
 
-    if training.compiled or not can_compile(training, machine):
+    # Triton supports GPUs from Ampere on, the first with bf16.
+    if training.compiled or not ("compile" in engine_of(training).switches and "bf16" in machine.peak_tflops):
         return None
     compiled = predict_step(replace(training, compiled=True, compiled_loss=True), machine, constants)
     return compiled if predict_step(training, machine, constants).step_s >= 1.01 * compiled.step_s else None

@@ -1,15 +1,13 @@
 """Seconds of one optimizer step, part by part, from shapes and a machine's rates.
 
-Letters: b micro-batch, s sequence, h hidden, t tp, d width of a head, T = b s tokens, V vocabulary. A layer's time is
-the sum of its matrix products (FLOPs at the rate of large products, plus operands at memory bandwidth, which makes
-narrow products slow), its passes over activations at memory bandwidth, and attention. If the host needs longer to
-launch a layer than the GPU to compute it, the host's time counts instead.
+Letters: s sequence, h hidden, T tokens of a micro-batch. The time of a layer on the GPU is `planner.layer_time`'s. If
+the host needs longer to launch a layer than the GPU to compute it, the host's time counts instead.
 
 A pipeline of p stages with m micro-batches: the slowest stage takes m slots, the others one each to fill and drain,
 divided by the chunks of a stage if they are interleaved (Narayanan et al. 2021, arXiv:2104.04473, 2.2).
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -19,26 +17,13 @@ from hpc_gpt.core.recomputation import recomputation
 from hpc_gpt.core.settings.layer_kinds import LayerKind
 from hpc_gpt.planner import experts
 from hpc_gpt.planner.constants import VALUES
+from hpc_gpt.planner.layer_bytes import OPERAND_BYTES, kept_of_layer, kv_width, layer_bytes, mlp_width
+from hpc_gpt.planner.layer_time import LayerTime, head_s, is_ours, layer_time, repeats_mlp
 from hpc_gpt.planner.links import Links
 from hpc_gpt.planner.machine import DEFAULT, Constants, Machine, Rates, generation_of
-from hpc_gpt.planner.memory import (
-    OPERAND_BYTES,
-    kept_of_layer,
-    kinds_of_stages,
-    kv_width,
-    layer_bytes,
-    layers_of_stages,
-    mlp_width,
-    over_kinds,
-    selects_operators,
-    separate_norms,
-    weights_on,
-)
+from hpc_gpt.planner.memory import kinds_of_stages, layers_of_stages, over_kinds
 
-_HALF = ("bf16", "fp16")
 _WIDEST = 0.6  # the largest band
-_COMPILED: float = VALUES["passes.compiled"]
-_COMPILED_LAUNCHES: float = VALUES["passes.compiled_launches"]
 
 
 @dataclass(frozen=True)
@@ -65,17 +50,6 @@ class StepTime:
     def step_s(self) -> float:
         passes = self.compute_s + self.recompute_s + self.tp_s + self.bubble_s + self.p2p_s
         return passes + self.cp_s + self.ep_s + self.dp_s + self.optimizer_s + self.offload_s
-
-
-@dataclass(frozen=True, slots=True)
-class LayerTime:
-    """Seconds on the GPU for one layer and one micro-batch, without communication; `again_s` is recomputation."""
-
-    forward_s: float
-    backward_s: float
-    again_s: float
-    core_s: float  # attention's core, part of the others
-    routed_s: float = 0.0  # router, permutation and experts, part of `forward_s`
 
 
 def predict_step(training: Training, machine: Machine, constants: Constants = DEFAULT, ranged: bool = True) -> StepTime:
@@ -109,11 +83,9 @@ class _StepModel:
         if len(layers) > 1:
             layer = _Layer(*(_mean(values, most) for values in zip(*layers, strict=True)))
         count = sum(most)
-        compute = count * (layer.forward_s + layer.backward_s + layer.waited) + head * at_end
+        compute = count * (layer.forward_s + layer.backward_s + layer.waited) + (head + later) * at_end
         again, tensor, context = count * layer.again_s, count * layer.tensor, count * layer.context
         exchange, gathers = count * layer.exchange, layer.gathers
-        if at_end and later:
-            compute += later
         sends, on_average = self._sends_s(training)
         slot = compute + again + tensor + context + exchange + sends + count * gathers
         counts = [kind.count for kind in kinds]
@@ -177,7 +149,7 @@ class _StepModel:
         passes, of_experts = 2 + again.share, 2 + again.repeats("moe")
         launching = host_s
         if training.compiled:
-            launching *= _COMPILED_LAUNCHES
+            launching *= VALUES["passes.compiled_launches"]
         elif training.tp > 1 and states_of(training).splits_by_dtensor:
             launching *= VALUES["host.dtensor"]
         if training.cuda_graphs:
@@ -209,9 +181,9 @@ class _StepModel:
         size = training.tokens * training.shape.hidden
         # Attention, the MLP (of a layer with experts: the shared ones), and experts without exchanges of their own.
         parts = 1 + bool(mlp_width(kind)) + bool(kind.routed and not engine_of(training).sends_parts(training))
-        times = (2 + recomputation(training.recompute).share) * parts + _repeats_mlp(training, kind)
+        times = (2 + recomputation(training.recompute).share) * parts + repeats_mlp(training, kind)
         shown = VALUES["overlap.tp"] if training.tp_overlap else 1.0
-        gathered = OPERAND_BYTES[training.matmul] if training.sequence_parallel and not _is_ours(training) else 2.0
+        gathered = OPERAND_BYTES[training.matmul] if training.sequence_parallel and not is_ours(training) else 2.0
         return shown * times * sum(self.links.ring_s(width * size, training.tp) for width in (2.0, gathered))
 
     def _context_parallel_s(self, training: Training, layer: LayerTime) -> float:
@@ -226,7 +198,7 @@ class _StepModel:
         """
         if training.cp == 1:
             return 0.0
-        shape, tp, cp, ours = training.shape, training.tp, training.cp, _is_ours(training)
+        shape, tp, cp, ours = training.shape, training.tp, training.cp, is_ours(training)
         again = recomputation(training.recompute).share
         bytes_per_number = (4.0 if training.dtype == "fp32" else 2.0) * training.tokens
         queries, keys = bytes_per_number * shape.query_width / tp, 2 * bytes_per_number * kv_width(shape, tp)
@@ -418,198 +390,3 @@ def _stage_params(training: Training, counts: Sequence[int]) -> tuple[float, flo
     of_experts = over_kinds(1, counts, [routed for _, routed in params])
     layers = over_kinds(1, counts, [every - routed for every, routed in params])
     return layers + copies * shape.padded_vocab * shape.hidden / training.tp, of_experts
-
-
-def layer_time(training: Training, rates: Rates, kind: LayerKind | None = None) -> LayerTime:
-    """The time of one layer for one micro-batch on one GPU; `kind`: by default the model's last one."""
-    shape, tp, tokens = training.shape, training.tp, training.tokens
-    kind = kind or shape.kinds[-1]
-    linear = {
-        name: rates.layer_product_s(tokens, sum(matrix.rows_on(tp) for matrix in parts), parts[0].columns_on(tp))
-        for name, parts in kind.products.items()
-        if not parts[0].is_routed
-    }
-    products = sum(linear.values())
-    core, core_back = _attention(training, rates, tokens, kind.window)
-    passes = tokens * _pass_bytes(training, kind) / rates.bytes
-    # Gradients of weights are added to their sums.
-    weights = weights_on(training, kind)
-    routed = 0.0
-    if kind.routed:
-        of_experts = experts.expert_products_s(training, rates, kind)
-        products += of_experts
-        # Several experts' products run at once, in streams of their own: while one writes its sums, others multiply.
-        weights -= experts.expert_weights(training, kind)
-        sorting = experts.expert_pass_bytes(training, kind, _gate_bytes(training)) / rates.bytes
-        passes, routed = passes + sorting, of_experts + sorting
-    weights = weights * (4 if training.grad_sum in _HALF else 8) / rates.bytes
-    cast, cast_back = _casts_s(training, rates, kind)
-    forward = products + passes + core + cast
-    spared = tokens * _spared_bytes(training) / rates.bytes
-    again = recomputation(training.recompute).share * forward
-    if training.recompute == "selective" and selects_operators(training):
-        again = products / 2 + passes  # torchtitan's policy keeps attention and every other product
-    elif recomputation(training.recompute).modules:
-        again = _modules_s(training, rates, kind, linear, core)
-    elif not again and training.cp > 1 and training.cp_exchange == "keys" and _is_ours(training):
-        again = core  # so that no rank keeps the whole keys and values
-    backward = 2 * products + 2 * passes + core_back + weights + cast_back - spared
-    return LayerTime(forward, backward, again, core + core_back, routed)
-
-
-def _spared_bytes(training: Training) -> float:
-    """Bytes per token that the backward pass of a compiled layer saves: it does not compute the residual after
-    attention again, and computes biases' gradients together with outputs' (with FP8, together with their casts)."""
-    shape, tp = training.shape, training.tp
-    spared = VALUES["passes.kept_residual_bytes"] * shape.hidden if training.keep_residuals else 0.0
-    if training.fused_bias_gradients and training.matmul == "none":
-        outputs = shape.query_width / tp + 2 * kv_width(shape, tp) + shape.mlp_width / tp
-        spared += VALUES["passes.fused_bias_bytes"] * outputs
-    return float(spared)
-
-
-def _is_ours(training: Training) -> bool:
-    """Whether our own model is trained."""
-    return training.program_states is None and engine_of(training).trains_our_model
-
-
-def _repeats_mlp(training: Training, kind: LayerKind) -> bool:
-    """Whether a module that is computed again contains the layer's MLP, or the shared experts."""
-    again = {"moe", "shared_experts"} if kind.routed else {"mlp"}
-    return mlp_width(kind) > 0 and not again.isdisjoint(recomputation(training.recompute).modules)
-
-
-def _modules_s(training: Training, rates: Rates, kind: LayerKind, linear: Mapping[str, float], core: float) -> float:
-    """Seconds in which the modules of `recompute` repeat their forward pass in one layer: their linear layers, `linear`
-    {name: seconds}, and their share of the passes of `_pass_bytes` and of the experts. core_attn: attention's core;
-    layernorm: `separate_norms`; moe_act: the experts' activation alone; mla_up_proj: queries, keys and values from the
-    latents, and their rotation (Megatron-Core: `memory.freed_by_modules`)."""
-    shape, tp, again = training.shape, training.tp, recomputation(training.recompute)
-    gate, of_tokens, of_experts = _gate_bytes(training), 0.0, 0.0
-    seconds = sum(takes for name, takes in linear.items() if name in again.linear)
-    if "core_attn" in again.modules:
-        seconds += core
-    if "layernorm" in again.modules:
-        of_tokens += 4 * separate_norms(training, kind) * shape.hidden / (tp if training.sequence_parallel else 1)
-    if "mla_up_proj" in again.modules and shape.kv_lora is not None:
-        of_tokens += 8 * shape.query_width / tp + 12 * kv_width(shape, tp)
-    if _repeats_mlp(training, kind):
-        of_tokens += mlp_width(kind) / tp * gate
-    if kind.routed and "moe" in again.modules:
-        seconds += experts.expert_products_s(training, rates, kind)
-        of_experts = experts.expert_pass_bytes(training, kind, gate)
-    elif kind.routed and "moe_act" in again.modules:
-        of_experts = experts.expert_rows(training) * gate * kind.routed[-1].columns_on(training.expert_tp)
-    passes = (training.tokens * of_tokens + of_experts) / rates.bytes
-    return seconds + passes + _casts_s(training, rates, kind, again.linear)[0]
-
-
-def _casts_s(
-    training: Training, rates: Rates, kind: LayerKind, linear: Collection[str] | None = None
-) -> tuple[float, float]:
-    """Returns (forward, backward) seconds to cast the operands of a layer's products, or of the `linear` layers', to 8
-    or 4 bits: inputs, and in the backward pass the gradients of outputs. Weights are cast with the update."""
-    if training.matmul == "none":
-        return 0.0, 0.0
-    first = training.matmul == "fp8-tensor" and states_of(training).scales_first
-    tp, cast_s = training.tp, VALUES["casts.scale_first" if first else f"casts.{training.matmul}"] / rates.bytes
-    every = [parts for name, parts in kind.products.items() if linear is None or name in linear]
-    products = [parts for parts in every if not parts[0].is_routed]
-    inputs = sum(parts[0].columns_on(tp) for parts in products)
-    outputs = sum(matrix.rows_on(tp) for parts in products for matrix in parts)
-    rows = [training.tokens * inputs, training.tokens * outputs]
-    if kind.routed:
-        etp = training.expert_tp
-        routed = [parts for parts in every if parts[0].is_routed]
-        rows[0] += experts.expert_rows(training) * sum(parts[0].columns_on(etp) for parts in routed)
-        rows[1] += experts.expert_rows(training) * sum(matrix.rows_on(etp) for parts in routed for matrix in parts)
-    return cast_s * rows[0], cast_s * rows[1]
-
-
-def can_compile(training: Training, machine: Machine) -> bool:
-    """Whether torch.compile serves the engine on the GPU: Triton supports GPUs from Ampere on, the first with bf16."""
-    return "compile" in engine_of(training).switches and "bf16" in machine.peak_tflops
-
-
-def _gate_bytes(training: Training) -> float:
-    """Bytes that the MLP's activation moves for each number of its output: 4, gated 6, in eager operators 10."""
-    if not training.shape.is_gated:
-        return 4
-    return 6 if training.compiled or engine_of(training).has_fused_kernels else 10
-
-
-def _pass_bytes(training: Training, kind: LayerKind) -> float:
-    """Bytes per token that norms, dropout, residuals, biases, activations and rotary positions move in a forward pass.
-
-    With kernels like Megatron's (bias, dropout and residual in one; bias and GELU in one): 4 h for a norm, 7 h for a
-    dropout with its residual, 4 f or 6 f for the MLP's activation, 4 each to transpose Q, K, V. An eager gated model
-    normalises in fp32, multiplies its gate separately and rotates positions in several passes. A compiled one fuses
-    norms with residuals and activations with the products before them. Source: Korthikanti et al. 2022, 4.1, for kept
-    tensors; passes counted in Megatron-LM's, torchtitan's and inductor's kernels.
-    """
-    shape = training.shape
-    width, ffn = shape.query_width / training.tp, mlp_width(kind) / training.tp
-    keys = kv_width(shape, training.tp)
-    split = training.tp if training.sequence_parallel else 1
-    eager = shape.is_gated and not training.compiled and not engine_of(training).has_fused_kernels
-    moved = shape.hidden / split * (40 if eager else 22) + 4 * (width + 2 * keys)
-    moved += ffn * _gate_bytes(training)
-    if shape.positions == "rope":
-        moved += (width + keys) * (28 if eager else 4)
-    return moved * (_COMPILED if training.compiled else 1)
-
-
-def _attention(training: Training, rates: Rates, tokens: float, window: int | None) -> tuple[float, float]:
-    """Returns (forward, backward) seconds of attention's core, between Q, K, V and the output, in layers with this
-    window, None for none."""
-    shape = training.shape
-    width, head = shape.attention_width / training.tp, shape.head_width
-    keys = window or shape.seq
-    flops = 4 * tokens * keys * width
-    if training.flash:
-        # Causality leaves half of it; of a window k the part 1 - k / 2 s, as only the first k tokens see fewer keys.
-        # Backward has five products, forward two (Dao 2022, arXiv:2205.14135). In short sequences more of the work is
-        # on the diagonal, which is half masked. With heads of 64 the matrix units wait for exponentials.
-        length = shape.seq / (training.cp if training.cp_exchange != "heads" else 1)
-        seen = flops * (1 - keys / (2 * shape.seq)) * (1 + VALUES["attention.ramp"] / length)
-        narrow = head < 128
-        forward = seen / rates.forward / (VALUES["attention.narrow_forward"] if narrow else 1.0)
-        backward = 2.5 * seen / rates.backward / (VALUES["attention.narrow_backward"] if narrow else 1.0)
-        # A ring adds the output for each other rank's keys to a sum, and in the backward pass its gradients.
-        others = training.cp - 1 if training.cp_exchange == "ring" else 0
-        moved = VALUES[f"ring.{'operators' if states_of(training).is_pytorchs else 'kernels'}"]
-        merged = others * moved * tokens * width / rates.bytes
-        return forward + merged, backward + 2 * merged
-    heads = shape.heads / training.tp * training.micro_batch
-    queries = shape.seq / training.cp
-    products = rates.product_s(queries, shape.seq, head, heads) + rates.product_s(queries, head, shape.seq, heads)
-    if head % 8:
-        products = flops / rates.plain
-    elif head % 64:
-        products *= VALUES["passes.odd_width"]
-    # Softmax with its mask (reads and writes 2 bytes a score) and dropout (the same, and a mask of 1 byte).
-    scores = heads * queries * shape.seq / rates.bytes
-    return products + 9 * scores, 2 * products + 11 * scores
-
-
-def head_s(training: Training, rates: Rates) -> float:
-    """Seconds of the head and its loss for one micro-batch, both passes.
-
-    Logits are read and written once in two bytes and several times in four (maximum, exponential, sum, gradient). The
-    bytes that our compiled loss and our one-pass loss move are measured. A loss in chunks computes logits again in the
-    backward pass.
-    """
-    shape = training.shape
-    tokens = training.tokens
-    vocab = shape.padded_vocab / training.tp
-    product = rates.product_s(tokens, vocab, shape.hidden)
-    ours = engine_of(training).trains_our_model and (training.compiled_loss or training.one_pass_loss)
-    if ours:
-        kind = "one_pass" if training.one_pass_loss else "compiled"
-        moved = float(VALUES[f"passes.{kind}_loss_bytes"]) * (2 if training.dtype == "fp32" else 1)
-    else:
-        moved = 30 * (_COMPILED if training.compiled or training.fused_loss or training.one_pass_loss else 1)
-    loss = tokens * vocab / rates.bytes * moved
-    forward = product + 0.6 * loss
-    again = forward if training.loss_chunks > 1 and not training.one_pass_loss else 0.0
-    return forward + (2 * product + 0.4 * loss + again)

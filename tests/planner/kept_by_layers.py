@@ -11,7 +11,7 @@ from torch import Tensor
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.planner.memory import layer_bytes
+from hpc_gpt.planner.layer_bytes import layer_bytes
 from hpc_gpt.trainer.engines.kernels import compile_model
 from hpc_gpt.trainer.model.gpt import Gpt
 

@@ -1,9 +1,9 @@
 """Every term of a prediction, of trainings that differ in one thing: `parts.txt`, to be read in review.
 
 How near the sums are to what others measured is in test_published.py, and what a rank of ours really holds in
-test_held_bytes.py. Here each constant and each branch shows: of the planner's step_time, memory, links and experts, and
-of what engines hold: hpc_gpt.core.engines.base.deepspeed, hpc_gpt.core.engines.ddp, hpc_gpt.core.engines.fsdp and
-hpc_gpt.core.engines.megatron_lm. A line is `BASE KEY=VALUE …: figures`; the figures are
+test_held_bytes.py. Here each constant and each branch shows: of the planner's step_time, layer_time, memory,
+layer_bytes, links and experts, and of what engines hold: hpc_gpt.core.engines.base.deepspeed, hpc_gpt.core.engines.ddp,
+hpc_gpt.core.engines.fsdp and hpc_gpt.core.engines.megatron_lm. A line is `BASE KEY=VALUE …: figures`; the figures are
 
 layer     bytes that a token moves in one layer: forward, backward, core of attention, again, head; then its FLOPs
 exchange  bytes that a step sends: tp, cp, p2p, dp, offload, where nothing is hidden and a link has no latency; bubble
@@ -29,9 +29,10 @@ from hpc_gpt.core.engines import engine_of, states_of
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
+from hpc_gpt.planner.layer_time import head_s, layer_time
 from hpc_gpt.planner.machine import DEFAULT
 from hpc_gpt.planner.memory import predict_memory
-from hpc_gpt.planner.step_time import StepTime, _StepModel, head_s, layer_time, predict_step
+from hpc_gpt.planner.step_time import StepTime, _StepModel, predict_step
 from tests.core.engines.trainings import LLAMA, SMALL
 from tests.planner.machines import machine_named
 from tests.planner.published.programs import PROGRAMS

@@ -12,9 +12,11 @@ from hpc_gpt.core.recomputation import MODULES, recomputation
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.planner.figures import figures_of
+from hpc_gpt.planner.layer_bytes import kept_of_layer, layer_bytes, recomputed_at_once
+from hpc_gpt.planner.layer_time import layer_time
 from hpc_gpt.planner.machine import DEFAULT, Rates
-from hpc_gpt.planner.memory import kept_of_layer, layer_bytes, predict_memory, recomputed_at_once
-from hpc_gpt.planner.step_time import layer_time, predict_step
+from hpc_gpt.planner.memory import predict_memory
+from hpc_gpt.planner.step_time import predict_step
 from tests.planner.machines import machine_named
 
 H100 = machine_named("h100-80g", 8, "infiniband 8x400G")

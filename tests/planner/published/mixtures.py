@@ -7,7 +7,7 @@ from typing import Any
 from unittest import mock
 
 from hpc_gpt.core.engines.base.training import Training
-from hpc_gpt.planner import experts, memory, step_time
+from hpc_gpt.planner import experts, layer_bytes, layer_time
 from hpc_gpt.planner.constants import VALUES
 from hpc_gpt.planner.step_time import _StepModel
 from tests.planner.published.rows import PublishedRow, Rows
@@ -75,7 +75,7 @@ def _without(term: str | None) -> Iterator[dict[str, Any]]:
             if name in VALUES:
                 stack.enter_context(mock.patch.dict(VALUES, {name: value}))
             elif name not in fields:
-                owner: Any = next(one for one in (experts, memory, step_time, _StepModel) if hasattr(one, name))
+                owner: Any = next(one for one in (experts, layer_bytes, layer_time, _StepModel) if hasattr(one, name))
                 stack.enter_context(mock.patch.object(owner, name, value))
         yield {name: value for name, value in replaced.items() if name in fields}
 
