@@ -51,11 +51,11 @@ class Candidate:
     host_gib: float = 0.0
     host_memory_gib: float | None = None
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         return self.training.layout
 
-    @property
+    @cached_property
     def deciding(self) -> StageMemory:
         """The stage that needs the most memory."""
         return self.memory.stages[self.memory.deciding]
@@ -81,7 +81,7 @@ class Candidate:
         """The share of a host's memory that it needs; 0 if the host's memory is unknown."""
         return self.host_gib / self.host_memory_gib if self.host_memory_gib else 0.0
 
-    @property
+    @cached_property
     def share(self) -> float:
         """The share that it needs of the card or of the host's memory, whichever is larger; above 1 it does not fit."""
         return max(self.need_gib / self.card_gib, self.host_share)
@@ -118,7 +118,7 @@ class Candidate:
         run = self.training
         return sum(size > 1 for size in (run.tp, run.pp, run.cp, run.ep))
 
-    @property
+    @cached_property
     def risks(self) -> tuple[bool, bool, bool]:
         return self.needs_unknown_host, self.is_filled, self.is_tight
 
