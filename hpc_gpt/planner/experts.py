@@ -35,6 +35,11 @@ def sent_tokens(training: Training) -> float:
     return training.tokens / (training.tp if engine_of(training).sends_parts(training) else 1)
 
 
+def sent_rows(training: Training) -> float:
+    """The rows that one rank sends to experts: a copy of each of these tokens for each of its experts."""
+    return sent_tokens(training) * (training.shape.experts_per_token or 1)
+
+
 def expert_rows(training: Training) -> float:
     """The rows of all experts of one rank and micro-batch, on the rank with the largest load. `padded_experts`: each
     expert has as many as the largest, at most all tokens."""
@@ -53,7 +58,7 @@ def local_experts(training: Training) -> float:
 
 def rows_an_expert(training: Training) -> float:
     """The rows that each expert of a rank multiplies in a micro-batch."""
-    return expert_rows(training) / max(1.0, local_experts(training))
+    return expert_rows(training) / local_experts(training)
 
 
 def are_joined(training: Training) -> bool:
@@ -71,7 +76,7 @@ def passing_bytes(training: Training, kind: LayerKind, rows: float) -> float:
     """Bytes that `rows` of our model's experts take for a moment, in 16 bits, beside what a layer keeps: h wide before
     and after they are permuted, sent, or summed by token; or the gradients of the first product's input and output
     (counted: tests/distributed/test_planned_bytes.py)."""
-    if not kind.routed or not are_joined(training):
+    if not are_joined(training):
         return 0.0
     raised = kind.routed[-1].columns_on(training.expert_tp) * (2 if training.shape.is_gated else 1)
     return 2 * rows * (training.shape.hidden + max(training.shape.hidden, raised))
@@ -79,14 +84,13 @@ def passing_bytes(training: Training, kind: LayerKind, rows: float) -> float:
 
 def expert_products_s(training: Training, rates: Rates, kind: LayerKind) -> float:
     """Seconds of the routed experts' products in a forward pass, one expert after the other: a grouped product."""
-    etp, local = training.expert_tp, local_experts(training)
-    rows = expert_rows(training) / local
+    etp, rows = training.expert_tp, rows_an_expert(training)
     each = sum(
         rates.layer_product_s(rows, sum(matrix.rows_on(etp) for matrix in parts), parts[0].columns_on(etp))
         for parts in kind.products.values()
         if parts[0].is_routed
     )
-    return local * each / rates.grouped
+    return local_experts(training) * each / rates.grouped
 
 
 def expert_weights(training: Training, kind: LayerKind) -> float:
@@ -108,9 +112,8 @@ def expert_pass_bytes(training: Training, kind: LayerKind, gate_bytes: float) ->
     the activation for each of its numbers.
     """
     shape, rows = training.shape, expert_rows(training)
-    sent = sent_tokens(training)
-    own = sent * (shape.experts_per_token or 1)
-    moved = 2 * 2 * shape.hidden * (sent + own) + (0 if sorts_once(training) else 8 * shape.hidden * rows)
+    moved = 4 * shape.hidden * (sent_tokens(training) + sent_rows(training))
+    moved += 0 if sorts_once(training) else 8 * shape.hidden * rows
     router = float(VALUES["experts.router_bytes"]) * routed_tokens(training) * (shape.experts or 0)
     width = kind.routed[-1].columns_on(training.expert_tp)
     more = _padding_bytes(training) + _bias_bytes(training, kind)
@@ -142,8 +145,6 @@ def exchange_s(training: Training, links: Links) -> float:
     `ep_outside_dp`: every rank has the tokens already, and the ranks' results are summed up.
     """
     shape, ep, etp = training.shape, training.ep, training.expert_tp
-    if not shape.is_mixture:
-        return 0.0
     size, takes = 2.0 * sent_tokens(training) * shape.hidden, 0.0
     if training.ep_outside_dp:
         takes = 2 * links.ring_s(size, ep, training.tp)
@@ -168,9 +169,9 @@ def copies_sent(training: Training, links: Links) -> tuple[float, float]:
     """Returns (copies of a token that leave its rank for its own node, copies that leave its node), on average.
 
     A token's k experts are on any of ep ranks alike. NCCL's all-to-all sends a copy for each of them. Others send one
-    copy to each other node that has some of them, (n - 1) (1 - (1 - 1/n)^k) of n
-    nodes, and to no more nodes than groups_per_token of the experts' groups span; a node's GPUs share it by NVLink
-    (DeepEP's README; DeepSeek-V3, arXiv:2412.19437, section 3.2.2).
+    copy to each other node that has some of them, (n - 1) (1 - (1 - 1/n)^k) of n nodes, and to no more nodes than
+    groups_per_token of the experts' groups span; a node's GPUs share it by NVLink (DeepEP's README; DeepSeek-V3,
+    arXiv:2412.19437, section 3.2.2).
     """
     shape, ep = training.shape, training.ep
     chosen = shape.experts_per_token or 0
@@ -196,9 +197,7 @@ def launching_s(training: Training, host_s: float) -> float:
     if "full" in graphs:
         return 0.0
     fixed = float(VALUES["experts.launches"]) * (0.5 if "moe_router" in graphs else 1.0)
-    each = float(VALUES["experts.each"])
-    if _is_biased(training):
-        each *= 2
+    each = float(VALUES["experts.each"]) * (2 if _is_biased(training) else 1)
     if not training.dropless:  # experts of equal size are one product
         each /= local_experts(training)
     return host_s * (fixed + each * local_experts(training))

@@ -282,7 +282,7 @@ def _how(part: str, run: Training) -> str:
         )
     if part == "ep":
         times = 4 + 2 * recomputation(run.recompute).repeats("moe")
-        sent = f"{run.shape.experts_per_token} x {run.tokens // run.tp} rows"
+        sent = f"{run.shape.experts_per_token} x {experts.sent_tokens(run):.0f} rows"
         return f"{times:g} exchanges a layer and micro-batch of {sent}"
     if part == "dp":
         gathered = "; parameters gathered for each pass" if engine_of(run).sharding(run) == 3 else ""

@@ -34,10 +34,14 @@ def mlp_width(kind: LayerKind) -> int:
     return 0 if last.is_routed else last.columns
 
 
+def dense_weights(training: Training, kind: LayerKind) -> float:
+    """Weights of one layer on one GPU, without routed experts, biases and norms."""
+    return sum(matrix.size for matrix in kind.matrices if not matrix.is_routed) / training.tp
+
+
 def weights_on(training: Training, kind: LayerKind) -> float:
     """Weights of one layer on one GPU, without biases and norms."""
-    dense = sum(matrix.size for matrix in kind.matrices if not matrix.is_routed) / training.tp
-    return dense + experts.expert_weights(training, kind) if kind.routed else dense
+    return dense_weights(training, kind) + experts.expert_weights(training, kind)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,9 @@ from hpc_gpt.core.recomputation import recomputation
 from hpc_gpt.core.settings.layer_kinds import LayerKind
 from hpc_gpt.planner import experts
 from hpc_gpt.planner.constants import VALUES
-from hpc_gpt.planner.layer_bytes import kv_width, mlp_width, selects_operators, separate_norms, weights_on
+from hpc_gpt.planner.layer_bytes import dense_weights, kv_width, mlp_width, selects_operators, separate_norms
 from hpc_gpt.planner.machine import Rates
 
-_HALF = ("bf16", "fp16")
 _COMPILED: float = VALUES["passes.compiled"]
 
 
@@ -44,17 +43,15 @@ def layer_time(training: Training, rates: Rates, kind: LayerKind | None = None) 
     products = sum(linear.values())
     core, core_back = _attention(training, rates, tokens, kind.window)
     passes = tokens * _pass_bytes(training, kind) / rates.bytes
-    # Gradients of weights are added to their sums.
-    weights = weights_on(training, kind)
+    # Gradients of weights are added to their sums. Several experts' products run at once, in streams of their own:
+    # while one writes its sums, others multiply.
+    weights = dense_weights(training, kind) * (4 if training.grad_sum in ("bf16", "fp16") else 8) / rates.bytes
     routed = 0.0
     if kind.routed:
         of_experts = experts.expert_products_s(training, rates, kind)
         products += of_experts
-        # Several experts' products run at once, in streams of their own: while one writes its sums, others multiply.
-        weights -= experts.expert_weights(training, kind)
         sorting = experts.expert_pass_bytes(training, kind, _gate_bytes(training)) / rates.bytes
         passes, routed = passes + sorting, of_experts + sorting
-    weights = weights * (4 if training.grad_sum in _HALF else 8) / rates.bytes
     cast, cast_back = _casts_s(training, rates, kind)
     forward = products + passes + core + cast
     spared = tokens * _spared_bytes(training) / rates.bytes

@@ -159,10 +159,8 @@ class _StepModel:
         if states_of(training).is_pytorchs and engine_of(training).sharding(training) == 3 and training.pp == 1:
             together = VALUES["host.gathered"] * (1 - 1 / engine_of(training).blocks_gathered(training))
             gathers = host_s * VALUES["host.sharding"] * (1 - together)
-        if not kind.routed:
-            return max(0.0, passes * launching + gathers - busy)
-        routed = experts.launching_s(training, host_s)
-        if not experts.waits_for_router(training):
+        routed = experts.launching_s(training, host_s) if kind.routed else 0.0
+        if not kind.routed or not experts.waits_for_router(training):
             return max(0.0, passes * launching + of_experts * routed + gathers - busy)
         forward = busy * layer.forward_s / (layer.forward_s + layer.backward_s + layer.again_s)
         on_gpu = layer.routed_s + exchange / of_experts

@@ -10,6 +10,7 @@ from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.planner import experts, layer_bytes, layer_time
 from hpc_gpt.planner.constants import VALUES
 from hpc_gpt.planner.step_time import _StepModel
+from tests.planner.published.programs import Megatron, MegatronFsdp, Program
 from tests.planner.published.rows import PublishedRow, Rows
 from tests.planner.published.scores import Scores, choosing, predict_rows, predicted_only, score
 
@@ -43,20 +44,28 @@ TERMS: dict[str, dict[str, Any]] = {
     "dispatch and combine": {"exchange_s": lambda training, links: 0.0},
     "a copy to each node": {"dispatcher": "alltoall"},
     "its overlap": {"ep_overlap": False},
+    "gradients beside products": {"dense_weights": layer_bytes.weights_on},
     "router and permutation": {"expert_pass_bytes": _only_gate},
+    "etp sorts its own rows": {"sent_rows": experts.expert_rows},
     "padding in 8 bits": {"_padding_bytes": lambda training: 0.0},
     "biases of experts": {"_is_biased": lambda training: False},
     "launches": {"launching_s": lambda training, host_s: 0.0},
     "the wait for the router": {"waits_for_router": lambda training: False},
     "modules computed again": {"_modules_s": lambda *layer: 0.0},
     "the memory that they free": {"freed_by_modules": lambda training, layer: []},
+    "the loss in place": {"logit_bytes": Program.logit_bytes},
     "the worst load": {"experts.worst_load": 1.0},
     "padding to the largest": {"experts.largest_load": 1.0},
     "dropped tokens": {"dropless": True},
     "CUDA graphs": {"cuda_graphs": ()},
     "etp": {"etp": None},
+    "gathers ahead": {"gathers_ahead": False},
     "reduction by two groups": {"_over_replicas_s": _over_all_ranks},
 }
+
+
+# layer_time before layer_bytes: a term is replaced where the time of a layer asks for it.
+_OWNERS: tuple[Any, ...] = (experts, layer_time, layer_bytes, _StepModel, Megatron, MegatronFsdp)
 
 
 def errors_without(rows: Rows, term: str | None = None) -> Scores:
@@ -75,7 +84,7 @@ def _without(term: str | None) -> Iterator[dict[str, Any]]:
             if name in VALUES:
                 stack.enter_context(mock.patch.dict(VALUES, {name: value}))
             elif name not in fields:
-                owner: Any = next(one for one in (experts, layer_bytes, layer_time, _StepModel) if hasattr(one, name))
+                owner: Any = next(one for one in _OWNERS if name in vars(one))
                 stack.enter_context(mock.patch.object(owner, name, value))
         yield {name: value for name, value in replaced.items() if name in fields}
 
