@@ -285,7 +285,7 @@ class ModelShape:
         GPT-2's, so that the text and hash of a GPT-2's settings never change."""
         table = asdict(self)
         later = list(table)[list(table).index("vocab_multiple") + 1 :]
-        return {name: value for name, value in table.items() if name not in later or value != _DEFAULTS[name]}
+        return {name: value for name, value in table.items() if name not in later or value != DEFAULTS[name]}
 
 
 def shortest_pattern(letters: str) -> str | None:
@@ -314,7 +314,8 @@ def _block_names(kind: LayerKind) -> Iterator[str]:
     yield from (*second, *linear[in_attention:])
 
 
-_DEFAULTS = {entry.name: entry.default for entry in fields(ModelShape)}
+# {field: its value without a word in [model]}
+DEFAULTS = {entry.name: entry.default for entry in fields(ModelShape)}
 # {key that gives a model a part of its own: values with which it does not}
 _PARTS = {name: rules.without for name, rules in key_rules(Model).items() if rules.part}
 

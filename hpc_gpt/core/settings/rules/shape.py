@@ -2,12 +2,11 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import fields
 
 from hpc_gpt.core.errors import Fault, raise_faults
 from hpc_gpt.core.settings.layout import largest_divisor
 from hpc_gpt.core.settings.model_keys import Model
-from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.model_shape import DEFAULTS, ModelShape
 from hpc_gpt.core.settings.rules import keys_of
 
 # Sizes below 1 that are not a fault by themselves, and the least that others may have.
@@ -15,7 +14,6 @@ _MAY_BE_ZERO = ("dense_layers", "mtp_layers")
 OF_EXPERTS = ("experts_per_token", "expert_ffn", "shared_ffn", "shared_gate", "dense_layers", "router", "router_bias",
               "expert_groups", "groups_per_token", "norm_topk", "router_scale", "router_dtype")  # fmt: skip
 _OF_MLA = ("q_lora", "qk_rope", "v_head")
-_DEFAULTS = {entry.name: entry.default for entry in fields(ModelShape)}
 
 
 def check_shape(shape: ModelShape) -> None:
@@ -36,7 +34,7 @@ def shape_faults(shape: ModelShape) -> list[Fault]:
 
 def size_faults(shape: ModelShape | Model) -> Iterator[Fault]:
     """The faults of sizes below 1, or below 0 for some."""
-    for name in _DEFAULTS:
+    for name in DEFAULTS:
         size = getattr(shape, name, None)  # None of a [model] follows from others
         if name in ("nope_every", "pad_token") or isinstance(size, bool) or not isinstance(size, int):
             continue
@@ -215,4 +213,4 @@ def _attention_faults(shape: ModelShape) -> Iterator[Fault]:
 
 def _stated(shape: ModelShape, names: tuple[str, ...]) -> list[str]:
     """The keys of [model] among `names` that differ from their default."""
-    return [f"model.{name}" for name in names if getattr(shape, name) != _DEFAULTS[name]]
+    return [f"model.{name}" for name in names if getattr(shape, name) != DEFAULTS[name]]
