@@ -58,8 +58,7 @@ def recomputation(text: Recompute) -> Recomputation:
     if (share := _SHARE.fullmatch(text)) is not None and int(share[1]) < int(share[2]):
         return Recomputation(int(share[1]) / int(share[2]), frozenset())
     names = modules_of(text)
-    unknown = [name for name in names if name not in MODULES]
-    if share is None and names and not unknown and len(set(names)) == len(names):
+    if names and len(MODULES.keys() & names) == len(names):
         return Recomputation(0.0, frozenset(names))
     known = f"; modules are {', '.join(MODULES)}" if len(names) > 1 or "_" in text else ""
     raise ConfigError(f'engine.recompute is "{text:.80}", which is not known{known}', _HINT)

@@ -211,7 +211,7 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "python": profile.python or ("python" if profile.venv else "python3"),
         "container": profile.container,
         "environment": profile.environment,
-        "sets_allocator": engine_named(resolved.engine.name).sets_allocator
+        "sets_allocator": not engine_named(resolved.engine.name).is_program
         and not {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} & set(profile.environment)
         and not is_amd(profile.device),  # ROCm's allocator has no expandable segments
         "gpu_option": "--rocm" if is_amd(profile.device) else "--nv",

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpc_gpt.core.engines.base.megatron_experts import stated_balance, stated_experts
 from hpc_gpt.core.engines.base.megatron_program import (
     CONNECTIONS,
     check_checkout,
@@ -30,6 +29,7 @@ from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.reader.programs.megatron_arguments import interpret, stated_balance, stated_experts
 from tests.megatron_lm.checkout import make_checkout
 
 PROFILE = ClusterProfile(name="test", gpus_per_node=8)
@@ -313,8 +313,8 @@ def test_its_dump_of_a_mixture_states_the_same_mixture(model, ep, etp, shared_ga
     if model.experts % ep:
         return
     resolved = settle(model=model, layout=layout, engine={"sequence_parallel": True})
-    found = stated_experts(dumped(resolved))
-    assert (found.pop("ep"), found.pop("etp")) == (resolved.layout.ep, resolved.layout.expert_tp)
+    found = stated_experts(texts := dumped(resolved))
+    assert (interpret(texts)["ep"], found.pop("etp")) == (resolved.layout.ep, resolved.layout.expert_tp)
     # A softmax of the chosen ones is a softmax of all, normed.
     said = resolved.model
     said = replace(said, router="softmax", norm_topk=True) if said.router == "topk-softmax" else said

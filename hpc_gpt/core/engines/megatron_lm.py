@@ -12,6 +12,7 @@ from hpc_gpt.core.engines.base.megatron_experts import (
     overlap_faults,
     split_faults,
     stated_traits,
+    values_of,
 )
 from hpc_gpt.core.engines.base.megatron_program import (
     INTERLEAVED,
@@ -123,12 +124,12 @@ class MegatronLm(EngineFacts):
 
     def own_faults(self, engine: Engine, layout: Layout, train: Train, shape: ModelShape) -> Iterator[Fault]:
         """The faults of experts and of recomputation, in Megatron-LM's own words."""
-        words = words_of(engine.megatron_args)
+        own = values_of(words_of(engine.megatron_args))
         if shape.is_mixture:
             yield from split_faults(engine, layout, train.dtype)
-            yield from overlap_faults(layout, train.dtype, words)
+            yield from overlap_faults(layout, train.dtype, own)
         layers = layers_of_chunk(engine, shape.layers, layout.pp)
-        yield from recompute_faults(engine.recompute, layers, shape, train.dtype, words)
+        yield from recompute_faults(engine.recompute, layers, shape, train.dtype, own)
 
     def sized_faults(self, resolved: Sized) -> Iterator[Fault]:
         layout, shape, train = resolved.layout, resolved.model, resolved.train
@@ -214,24 +215,25 @@ class MegatronLm(EngineFacts):
 
     def stated_traits(self, engine: Engine) -> dict[str, Any]:
         """The traits that Megatron-LM's own arguments state (megatron/training/arguments.py)."""
-        values_of = dict(zip(arguments := words_of(engine.megatron_args), [*arguments[1:], ""], strict=False))
+        words = words_of(engine.megatron_args)
+        own = values_of(words)
         traits: dict[str, Any] = {"dispatcher": "alltoall"}  # unless the user's own arguments name another
-        if "--overlap-grad-reduce" in values_of:  # which --overlap-param-gather requires
-            traits |= {"dp_overlap": True, "gathers_wait": "--overlap-param-gather" not in values_of}
-        if "--tp-comm-overlap" in values_of:
+        if "--overlap-grad-reduce" in own:  # which --overlap-param-gather requires
+            traits |= {"dp_overlap": True, "gathers_wait": "--overlap-param-gather" not in own}
+        if "--tp-comm-overlap" in own:
             traits["tp_overlap"] = True
-        if "--grad-reduce-in-bf16" in values_of:
+        if "--grad-reduce-in-bf16" in own:
             traits["grad_sum"] = "bf16"
-        if "--cross-entropy-loss-fusion" in values_of:
-            traits["fused_loss"] = "kernel" if values_of.get("--cross-entropy-fusion-impl") == "te" else "jit"
-        backend = values_of.get("--attention-backend")
-        if backend in ("unfused", "local") or values_of.get("--transformer-impl") == "local":
+        if "--cross-entropy-loss-fusion" in own:
+            traits["fused_loss"] = "kernel" if own.get("--cross-entropy-fusion-impl") == "te" else "jit"
+        backend = own.get("--attention-backend")
+        if backend in ("unfused", "local") or own.get("--transformer-impl") == "local":
             traits |= {"flash": False, "attention": "unfused"}
         elif backend in ("flash", "fused"):
             traits["attention"] = {"flash": "fa2", "fused": "cudnn"}[backend]
-        if (layers := values_of.get("--cpu-offloading-num-layers", "")).isdigit():
+        if (layers := own.get("--cpu-offloading-num-layers", "")).isdigit():
             traits["offloaded_layers"] = int(layers)
-        return traits | stated_traits(words_of(engine.megatron_args))
+        return traits | stated_traits(words)
 
     def overlaps(self, training: Training) -> tuple[tuple[str, ...], dict[str, Any]]:
         arguments: list[str] = []
@@ -289,9 +291,6 @@ class MegatronLm(EngineFacts):
         summed = training.grad_sum or ("fp32" if training.dtype == "bf16" else "fp16")
         return 4.0 if summed == "fp32" else 2.0
 
-    def sends_parts(self, training: Training) -> bool:
-        return True
-
     def engine_with_deepspeed(self, has_stages: bool) -> str | None:
         return "deepspeed-3d" if has_stages else "deepspeed-zero"
 
@@ -304,6 +303,3 @@ def one_gradient_buffer(training: Training) -> StateBytes:
     dist_optimizer)."""
     held = 4 + training.moments
     return StateBytes(2, 4, held / training.data_ranks if training.sharded_optimizer else held, 4, 0)
-
-
-# --- the checkout

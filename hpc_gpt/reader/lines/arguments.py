@@ -1,7 +1,8 @@
 """A program's dump of arguments, read by names."""
 
+import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from hpc_gpt.reader.lines.fields import Fields
 
@@ -36,17 +37,20 @@ class Arguments:
                 return value.strip()
         return None
 
+    def figure(self, *names: str) -> float | None:
+        """The argument as a number; any other text counts as missing."""
+        return next(self._figures(names), None)
+
     def whole(self, *names: str) -> int | None:
         """The argument as a whole number (`1.0` is one); any other text counts as missing."""
+        return next((int(value) for value in self._figures(names) if value.is_integer()), None)
+
+    def _figures(self, names: tuple[str, ...]) -> Iterator[float]:
         for name in names:
             text = self.text(name)
-            try:
-                value = float(text) if text is not None and len(text) <= 32 else None
-            except ValueError:
-                continue
-            if value is not None and value.is_integer():
-                return int(value)
-        return None
+            with contextlib.suppress(ValueError):
+                if text is not None and len(text) <= 32 and math.isfinite(value := float(text)):
+                    yield value
 
     def true(self, *names: str) -> bool | None:
         """True if one of the arguments is `True`, else False; None if all are missing."""

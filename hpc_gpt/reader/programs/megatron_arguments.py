@@ -2,10 +2,13 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from fractions import Fraction
+from typing import Any
 
-from hpc_gpt.core.engines.base.megatron_experts import stated_balance, stated_experts
+from hpc_gpt.core.engines.base.megatron_experts import SAME_FIGURES
 from hpc_gpt.core.recomputation import known_recompute
+from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.reader.lines.arguments import Arguments, quotient, without_unknown
 from hpc_gpt.reader.lines.fields import Fields
 from hpc_gpt.reader.lines.pattern import Dialect, Pattern
@@ -16,6 +19,12 @@ _BEFORE = (
     r"^(?!.{0,400}\[config\.py:)(?!.{0,4000}(?:updated|default) {0,8}$)"
     r"(?:.{0,400}?(?:[\]:|>] ?|(?<= )- ?|\d\d:\d\d:\d\d[\d.,]{0,8} ?))? {1,8}"
 )
+# {our key: the option's name} of DeepSeek's attention.
+_OF_LATENT = {
+    "q_lora": "q_lora_rank", "kv_lora": "kv_lora_rank", "qk_rope": "qk_pos_emb_head_dim", "v_head": "v_head_dim",
+}  # fmt: skip
+_DEFAULTS = {entry.name: entry.default for entry in fields(ModelShape)}
+_LAYERS = re.compile(r"\[[01](?:, ?[01]){0,999}\]")
 
 
 def interpret(texts: Mapping[str, str]) -> Fields:
@@ -109,15 +118,12 @@ def _recompute(arguments: Arguments) -> str | None:
     if granularity == "full":
         return _share_of_layers(arguments)
     if granularity == "selective":
-        modules = ",".join(re.findall(r"\w+", arguments.text("recompute_modules") or "None"))
-        return modules if modules not in ("None", "core_attn") and known_recompute(modules) else "selective"
-    whole = arguments.true("checkpoint_activations", "deepspeed_activation_checkpointing")
+        modules = ",".join(re.findall(r"\w+", arguments.text("recompute_modules") or ""))
+        return modules if modules != "core_attn" and known_recompute(modules) else "selective"
     if arguments.true("checkpoint_activations") or arguments.text("activations_checkpoint_method", "recompute_method"):
         return "full"
-    is_stated = (
-        whole is not None or arguments.true("recompute_granularity", "activations_checkpoint_method") is not None
-    )
-    return "none" if is_stated else None
+    names = ("checkpoint_activations", "deepspeed_activation_checkpointing", "recompute_granularity")
+    return "none" if arguments.true(*names, "activations_checkpoint_method") is not None else None
 
 
 def _share_of_layers(arguments: Arguments) -> str:
@@ -141,6 +147,63 @@ def _flash_attention(arguments: Arguments) -> bool | None:
     if "flash" in (arguments.text("attention_backend") or ""):
         return True
     return arguments.true("use_flash_attn", "use_flash_attn_v1", "use_flash_attn_v2", "use_flash_attn_triton")
+
+
+def stated_experts(texts: Mapping[str, str]) -> dict[str, Any]:
+    """The keys of [model] about experts and DeepSeek's attention that differ from its defaults, and the ranks that share
+    an expert; None for what is not stated.
+
+    The number of dense layers is right wherever the layers with experts lie; if it is not known, the number of experts
+    per token is missing, too. DeepSpeed's fork has a list of numbers of experts, and other names.
+    """
+    arguments = Arguments(texts)
+    stated: dict[str, Any] = {"mtp_layers": arguments.whole("mtp_num_layers") or None}
+    if arguments.true("multi_latent_attention"):
+        stated |= {key: arguments.whole(option) for key, option in _OF_LATENT.items()}
+        stated["head_dim"] = (arguments.whole("qk_head_dim") or 0) + (stated["qk_rope"] or 0)
+    counts = [int(count) for count in re.findall(r"\d{1,6}", arguments.text("num_experts") or "")]
+    if max(counts, default=0) < 2:
+        return stated
+    dense, k = _dense_layers(arguments), arguments.whole("moe_router_topk", "topk")
+    stated |= {key: arguments.whole(option) for key, option in SAME_FIGURES.items()}
+    stated |= {"experts": max(counts), "dense_layers": dense, "experts_per_token": None if dense is None else k}
+    if "moe_router_topk" in texts:
+        sigmoid = arguments.text("moe_router_score_function") == "sigmoid"
+        stated |= {
+            "router": "sigmoid" if sigmoid else "softmax",
+            "norm_topk": k != 1 if sigmoid else not arguments.true("moe_router_pre_softmax"),
+            "router_bias": arguments.true("moe_router_enable_expert_bias"),
+            "shared_gate": arguments.true("moe_shared_expert_gate"),
+            "router_scale": arguments.figure("moe_router_topk_scaling_factor") or None,
+        }
+    stated = {key: value for key, value in stated.items() if value not in (None, _DEFAULTS[key])}
+    return stated | {"etp": arguments.whole("expert_tensor_parallel_size")}
+
+
+def stated_balance(texts: Mapping[str, str]) -> Fields:
+    """The balance of a mixture: `balance` (loss, bias or none), and the coefficients `balance_coef` and `z_loss_coef` if
+    the program trains with these losses."""
+    arguments = Arguments(texts)
+    kinds = re.findall(r"\w+", texts.get("moe_router_load_balancing_type", ""))  # one is called none
+    coefs = re.findall(r"\d+(?:\.\d*)?(?:e-?\d+)?", arguments.text("moe_aux_loss_coeff") or "")
+    pairs = zip(kinds, map(float, coefs), strict=False)
+    coef = next((coef for kind, coef in pairs if kind.endswith("aux_loss") and coef > 0), None)
+    balance = "bias" if arguments.true("moe_router_enable_expert_bias") else "loss" if coef else "none"
+    z_loss = arguments.figure("moe_z_loss_coeff") or None
+    return without_unknown({"balance": balance if kinds else None, "balance_coef": coef, "z_loss_coef": z_loss})
+
+
+def _dense_layers(arguments: Arguments) -> int | None:
+    """The layers without experts; None if the dump does not state them."""
+    layers = arguments.whole("num_layers", "encoder_num_layers")
+    if (every := arguments.text("moe_layer_freq", "expert_interval")) is None:
+        return 0
+    if _LAYERS.fullmatch(every):
+        listed = re.findall("[01]", every)
+        return listed.count("0") if layers in (None, len(listed)) else None
+    if layers is None or not re.fullmatch(r"[1-9]\d{0,3}", every):
+        return None
+    return layers - -(-layers // int(every))
 
 
 DIALECT = Dialect(

@@ -118,11 +118,6 @@ class EngineFacts(States):
         """Whether our loop writes the metrics, with a loss per line; another program's are read from its log."""
         return not self.is_program
 
-    @property
-    def sets_allocator(self) -> bool:
-        """Whether the job sets PyTorch's allocator, unless the profile does."""
-        return not self.is_program
-
     def splits(self, axis: str) -> bool:
         """Whether the engine splits the model over `axis` (tp, pp or cp)."""
         return axis in self.axes
@@ -358,7 +353,7 @@ class EngineFacts(States):
         """Whether each of tp ranks routes its part of a micro-batch's tokens and sends copies of it to experts, whose
         ranks gather the rows that they share, as in Megatron-LM and others. In our model each rank sends copies of all
         tokens to its part of each expert, and the outputs of tokens are summed over tp, as an MLP's are."""
-        return training.program_states is not None
+        return training.program_states is not None or self.is_program
 
     # --- other programs of its kind
 

@@ -4,15 +4,12 @@ Source, which the faults quote: megatron/core/transformer/transformer_config.py 
 (main of August 2026). --recompute-modules exists since core 0.12 (April 2025).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 
-from hpc_gpt.core.engines.base.megatron_experts import OVERLAP
+from hpc_gpt.core.engines.base.megatron_experts import GRAPHS, OVERLAP, SHARED_OVERLAP, refused
 from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.recomputation import Recompute, modules_of, recomputation
 from hpc_gpt.core.settings.model_shape import ModelShape
-
-_FILE = "megatron/core/transformer/transformer_config.py"
-_GRAPHS = "--cuda-graph-impl"
 
 
 def recompute_options(recompute: Recompute, layers: int) -> dict[str, object]:
@@ -27,9 +24,9 @@ def recompute_options(recompute: Recompute, layers: int) -> dict[str, object]:
 
 
 def recompute_faults(
-    recompute: Recompute, layers: int, shape: ModelShape, dtype: str, words: Sequence[str]
+    recompute: Recompute, layers: int, shape: ModelShape, dtype: str, own: Mapping[str, str]
 ) -> Iterator[Fault]:
-    """The faults of a value of `engine.recompute`. `layers`: as above; `words`: the user's own options and values."""
+    """The faults of a value of `engine.recompute`. `layers`: as above; `own`: the user's own options (`values_of`)."""
     if recompute == "none":
         return
     asks, share = f"engine.recompute is {recompute}", recomputation(recompute).share
@@ -37,45 +34,44 @@ def recompute_faults(
         able = [f"{count}/{layers}" for count in range(1, layers) if abs(count - share * layers) < 1]
         yield Fault(f"{asks}, but {layers} layers of a stage, or of a chunk of one, have no such share",
                     f"use {' or '.join([*able, 'full'])}")  # fmt: skip
-    has = {
-        "mla_up_proj": (shape.kv_lora is not None, "no latent attention (model.kv_lora)"),
-        "mlp": (any(not kind.routed for kind in shape.kinds), "no layer without experts"),
-        "moe": (shape.is_mixture, "no experts"),
-        "moe_act": (shape.is_mixture, "no experts"),
-        "shared_experts": (shape.shared_ffn is not None, "no shared experts"),
+    no_experts = not shape.is_mixture and "no experts"
+    lacks = {
+        "mla_up_proj": shape.kv_lora is None and "no latent attention (model.kv_lora)",
+        "mlp": all(kind.routed for kind in shape.kinds) and "no layer without experts",
+        "moe": no_experts,
+        "moe_act": no_experts,
+        "shared_experts": shape.shared_ffn is None and "no shared experts",
     }
     for module in modules_of(recompute):
-        exists, lacks = has.get(module, (True, ""))
-        if not exists:
-            yield Fault(f"{asks}, but the model has {lacks}", f"leave {module} out")
-    for quote, hint in _refused(recompute, dtype, words):
-        yield Fault(f'{asks}, which Megatron-LM refuses here: "{quote}" ({_FILE})', hint)
+        if lack := lacks.get(module):
+            yield Fault(f"{asks}, but the model has {lack}", f"leave {module} out")
+    for quote, hint in _conditions(recompute, dtype, own):
+        yield refused(asks, quote, hint)
 
 
-def _refused(recompute: Recompute, dtype: str, words: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _conditions(recompute: Recompute, dtype: str, own: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yields (Megatron's own condition, hint) for each that is not met."""
-    values_of = dict(zip(words, [*words[1:], ""], strict=False))
     modules, whole = modules_of(recompute), recomputation(recompute).share > 0
     if "moe_act" in modules and dtype != "bf16":
         yield ("moe_act in recompute_modules is only supported with moe_grouped_gemm.",
                'use train.dtype = "bf16": --moe-grouped-gemm is passed in bf16 alone')  # fmt: skip
-    narrow = "--fp8-format" in words and values_of.get("--fp8-recipe", "delayed") == "delayed"
+    narrow = "--fp8-format" in own and own.get("--fp8-recipe", "delayed") == "delayed"
     if narrow and {"moe_act", "layernorm"} & {*modules}:
         yield ("Delayed scaling does not support moe_act and layernorm recompute for fp8.",
                "use another --fp8-recipe, or leave both out")  # fmt: skip
-    if "shared_experts" in modules and "--moe-shared-expert-overlap" in words:
+    if "shared_experts" in modules and SHARED_OVERLAP in own:
         yield ("shared_experts recompute cannot work with --moe-shared-expert-overlap.",
                "leave one of them out")  # fmt: skip
-    if OVERLAP in words and (whole or "moe" in modules):
+    if OVERLAP in own and (whole or "moe" in modules):
         what = "full recomputation" if whole else "moe in recompute_modules"
         yield (f"disable {what} when enabling overlap_moe_expert_parallel_comm",
                f"use layernorm,moe_act, or leave {OVERLAP} out")  # fmt: skip
-    if values_of.get(_GRAPHS) in ("local", "transformer_engine") and whole:
+    if own.get(GRAPHS) in ("local", "transformer_engine") and whole:
         yield ("full recompute is only supported with full iteration CUDA graph.",
-               f"use modules, or {_GRAPHS} full_iteration")  # fmt: skip
-    if values_of.get(_GRAPHS) == "transformer_engine" and "moe" in modules and "moe_router" in words:
+               f"use modules, or {GRAPHS} full_iteration")  # fmt: skip
+    if own.get(GRAPHS) == "transformer_engine" and "moe" in modules and "moe_router" in own:
         yield ("moe recompute is not supported with moe_router CUDA graph with: --cuda-graph-impl transformer_engine.",
                "use layernorm,moe_act, or graphs without moe_router")  # fmt: skip
-    if "--cpu-offloading-num-layers" in words:
+    if "--cpu-offloading-num-layers" in own:
         yield ("CPU offloading does not work when activation recomputation is enabled",
                "leave one of them out")  # fmt: skip
