@@ -12,7 +12,6 @@ from typing import Any
 from hpc_gpt.core.engines.base.facts import EngineFacts
 from hpc_gpt.core.errors import ConfigError, Fault
 from hpc_gpt.core.secrets import is_secret
-from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, Data, Engine, Train
 from hpc_gpt.core.settings.key_rules import number_faults
 from hpc_gpt.core.settings.layout import Layout
@@ -102,22 +101,20 @@ class CommandEngine(EngineFacts):
     def check_program(self, resolved: Resolved, environment: Mapping[str, str]) -> None:
         """Raises ConfigError if the program's folder does not exist. On a node without it the attempt ends so."""
         command = resolved.program
-        if resolved.cluster.container is None and not Path(command.workdir).is_dir():
+        if resolved.cluster.container is not None:
+            return
+        if not Path(command.workdir).is_dir():
             raise ConfigError(
                 f"command.workdir is {command.workdir}, which is not a folder here", "name the program's folder"
             )
-        if resolved.cluster.container is None:
-            for name in command.link:
-                if not Path(command.workdir, name).exists():
-                    raise ConfigError(f"command.link has {name}, which is not in {command.workdir}", "correct its name")
+        for name in command.link:
+            if not Path(command.workdir, name).exists():
+                raise ConfigError(f"command.link has {name}, which is not in {command.workdir}", "correct its name")
 
     def why_not(self, verb: str, resolved: Resolved) -> str:
         if verb in ("stop", "requeue") and resolved.program.stop_signal == "none":
             return f"command.stop_signal is none: nothing tells this program to {verb}; hpc-gpt cancel ends it"
         return super().why_not(verb, resolved)
-
-    def is_searched(self, profile: ClusterProfile | None) -> bool:
-        return False
 
 
 def _value_faults(command: Command) -> Iterator[Fault]:
@@ -165,7 +162,6 @@ def with_values(command: Command) -> Command:
 
 
 def _faults(command: Command) -> Iterator[Fault]:
-    """Yields Each fault."""
     first = command.run if isinstance(command.run, str) else "".join(command.run[:1])
     if command.script is not None:
         excluded = [name for name in ("run", "setup", "resume") if getattr(command, name)]

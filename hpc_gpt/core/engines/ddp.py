@@ -51,13 +51,9 @@ class Ddp(EngineFacts):
 
     def update_traffic(self, training: Training) -> tuple[float, float]:
         """A sharded optimizer sends fp32 weights, after gradients that are all-reduced without it, too."""
-        if training.program_states is not None:
-            return super().update_traffic(training)
-        summed = self.reduced_bytes(training)
-        return summed, summed + (4.0 if training.sharded_optimizer else 0.0)
-
-    def buckets(self, training: Training, params: float) -> float:
-        return self.lasting_bucket(training)
+        summed, back = super().update_traffic(training)
+        is_ours = training.program_states is None
+        return summed, summed + 4.0 if is_ours and training.sharded_optimizer else back
 
     def lasting_bucket(self, training: Training) -> float:
         """The FP8 copies of the layers' weights, one byte per number (trainer/model/fp8.py: WeightsOnce)."""

@@ -75,9 +75,6 @@ class Fsdp(EngineFacts):
             return super().update_bytes(training, params / training.shards, matrix, table) + 4 * matrix
         return super().update_bytes(training, params, matrix, table) / training.shards
 
-    def buckets(self, training: Training, params: float) -> float:
-        return self.lasting_bucket(training)
-
     def lasting_bucket(self, training: Training) -> float:
         return DDP.lasting_bucket(training) if is_whole(training) else 0.0
 

@@ -249,9 +249,8 @@ class MegatronLm(EngineFacts):
             arguments.append("--tp-comm-overlap")
             changed["tp_overlap"] = True
         # Two micro-batches at once, which need what `overlap_faults` refuses otherwise.
-        again = recomputation(training.recompute)
-        pairs = training.micro_batches > 1 and again.repeats("moe") == 0 and training.dispatcher != "allgather"
-        pairs = pairs and training.dtype != "fp32" and (training.pp == 1 or training.vp > 1)
+        pairs = training.micro_batches > 1 and training.dispatcher != "allgather" and training.dtype != "fp32"
+        pairs = pairs and not recomputation(training.recompute).repeats("moe") and (training.pp == 1 or training.vp > 1)
         if training.ep > 1 and pairs and not training.ep_overlap:
             arguments.append(OVERLAP)
             changed["ep_overlap"] = True

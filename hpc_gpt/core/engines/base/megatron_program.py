@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from hpc_gpt.core.engines.base.megatron_experts import OVERLAP, expert_options
+from hpc_gpt.core.engines.base.megatron_experts import OVERLAP, expert_options, values_of
 from hpc_gpt.core.engines.base.megatron_recompute import recompute_options
 from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
 from hpc_gpt.core.optimizers import optimizer_named
@@ -185,10 +185,7 @@ def splits_edges(layers: int, pp: int) -> bool:
 def chunks_of(engine: Engine, layers: int, pp: int) -> int:
     """The chunks per stage, by Megatron-LM's own arguments."""
     layers += 2 * splits_edges(layers, pp)
-    arguments = words_of(engine.megatron_args)
-    if INTERLEAVED not in arguments[:-1]:
-        return 1
-    deep = arguments[arguments.index(INTERLEAVED) + 1]
+    deep = values_of(words_of(engine.megatron_args)).get(INTERLEAVED, "")
     return max(1, layers // (pp * int(deep))) if deep.isdigit() and int(deep) else 1
 
 

@@ -276,7 +276,7 @@ class States:
 
     def buckets(self, training: Training, params: float) -> float:
         """Bytes of the buckets through which gradients are reduced; `params`: parameters on one GPU of the stage."""
-        return 0.0
+        return self.lasting_bucket(training)
 
     def copies_by_layer(self, training: Training) -> bool:
         """Whether 16-bit gradients are copied by whole layers, not by matrices."""
