@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "core": set(),
     "core.settings": {"core.settings.rules", "core.engines", "core.optimizers", "core.weights"},
     "core.settings.rules": {"core.settings", "core.engines", "core.optimizers", "core.weights"},
-    "core.engines": {"core.settings", "core.optimizers"},
+    "core.engines": {"core.settings", "core.optimizers", "core.weights"},
     "core.optimizers": {"core.settings"},
     "core.weights": {"core.settings", "core.settings.rules"},
     "core.runs": {"core.settings", "core.engines", "core.optimizers", "core.weights"},
