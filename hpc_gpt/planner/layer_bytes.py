@@ -84,7 +84,7 @@ def layer_bytes(training: Training, kind: LayerKind | None = None) -> LayerBytes
     tokens = training.tokens * (2 if training.dtype == "fp32" else 1)
     key = kv_width(shape, tp) * training.key_copies
     stream = 2 * tokens * shape.hidden / (tp if training.sequence_parallel else 1)
-    scores = (5 if dropout else 2) * tokens * shape.seq * shape.heads / tp
+    scores = 0.0 if training.flash else (5 if dropout else 2) * tokens * shape.seq * shape.heads / tp
     unfused = states_of(training).is_unfused
     fused = (engine_of(training).has_fused_gate if unfused is None else not unfused) or training.compiled
     # A product in 8 or 4 bits keeps its input in that format; attention keeps its output for its own backward pass.
@@ -98,7 +98,7 @@ def layer_bytes(training: Training, kind: LayerKind | None = None) -> LayerBytes
         copies = 0.0 if shape.is_gated else 6 * tokens * ffn  # x / 2, tanh(u) and 1 + tanh(u)
     inside = ((4 if fused else 6) if shape.is_gated else 2) + narrow
     mlp, outputs, passing = inside * tokens * ffn, ffn, 0.0
-    modules = {"core_attn": 0.0 if training.flash else scores}
+    modules = {"core_attn": scores}
     if kind.routed:
         modules["shared_experts"] = mlp
         width = kind.routed[-1].columns_on(training.expert_tp)
@@ -120,7 +120,7 @@ def layer_bytes(training: Training, kind: LayerKind | None = None) -> LayerBytes
         stream=stream,
         around=copies + stream * ((3 if dropout else 2) + narrow),
         attention=tokens * (4 * queries + kept_keys + (0.0 if narrow == 2 else narrow * queries)),
-        scores=0.0 if training.flash else scores,
+        scores=scores,
         mlp=mlp,
         products=2 * tokens * (queries + 2 * key + (2 if shape.is_gated else 1) * outputs) + 2 * stream,
         dropout=dropout,

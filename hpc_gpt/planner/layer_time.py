@@ -28,7 +28,7 @@ class LayerTime:
     backward_s: float
     again_s: float
     core_s: float  # attention's core, part of the others
-    routed_s: float = 0.0  # router, permutation and experts, part of `forward_s`
+    routed_s: float  # router, permutation and experts, part of `forward_s`
 
 
 def layer_time(training: Training, rates: Rates, kind: LayerKind | None = None) -> LayerTime:

@@ -183,13 +183,13 @@ class _Stages(Sequence[StageMemory]):
         self._cached: dict[int, StageMemory] = {}
         self._card_gib = machine.memory_gib if machine else None
         self._facts, self._states = engine_of(training), states_of(training)
-        self._state_bytes = stated_states(training, self._states.state_bytes(training), self._facts.sharding(training))
-        self._expert_bytes = self._state_bytes
-        if shape.is_mixture:
-            alike = training.of_experts
-            bytes_held = self._states.state_bytes(alike)
-            self._expert_bytes = stated_states(alike, bytes_held, self._facts.sharding(training))
-        self._bytes_of_both = [*zip(vars(self._state_bytes).values(), vars(self._expert_bytes).values(), strict=True)]
+        parts = (training, training.of_experts) if shape.is_mixture else (training,)
+        sharding = self._facts.sharding(training)
+        states = [stated_states(part, self._states.state_bytes(part), sharding) for part in parts]
+        self._state_bytes, self._bytes_of_both = (
+            states[0],
+            [*zip(*(vars(each).values() for each in states), strict=True)],
+        )
         kinds = shape.kinds
         layers_bytes = [layer_bytes(training, kind) for kind in kinds]
         self._layer = layer = layers_bytes[0] if len(kinds) == 1 else max(layers_bytes, key=lambda one: one.kept)

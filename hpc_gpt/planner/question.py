@@ -352,21 +352,20 @@ def question_of(
         )
     if experiment.data.mask_documents:
         tried = tuple(name for name in tried if engine_named(name).trains_our_model or "engine.name" in holds)
-    optimizer = optimizer_named(experiment.train.optimizer)
-    raise_faults(optimizer_faults(engine, experiment.train) if "engine.name" in holds else ())
+    train = experiment.train
+    optimizer = optimizer_named(train.optimizer)
+    raise_faults(optimizer_faults(engine, train) if "engine.name" in holds else ())
     tried = tuple(name for name in tried if engine_named(name).has_optimizer(optimizer))
     if modules_of(fixed.get("recompute", "none")):
-        faults = [_module_faults(replace(engine, name=name), experiment.train, shape) for name in tried]
+        faults = [_module_faults(replace(engine, name=name), train, shape) for name in tried]
         raise_faults(faults[0] if faults and all(faults) else ())
-    train = experiment.train
     mask = has_mask(experiment.data, engine, shape, train.dtype, profile.device)
     of_all = {"document_mask": mask, "muon_steps": train.muon_steps}
     plain = {name: traits_of(engine, name, profile.device) | of_all for name in tried}
     traits = plain
     if fast:
         faster = [
-            with_fast_settings(replace(engine, name=name, zero_stage=None), shape, experiment.train, holds)
-            for name in tried
+            with_fast_settings(replace(engine, name=name, zero_stage=None), shape, train, holds) for name in tried
         ]
         traits = {
             fast_engine.name: plain[fast_engine.name] | traits_of(fast_engine, fast_engine.name, profile.device)
@@ -377,7 +376,7 @@ def question_of(
         shape=shape,
         gpus=gpus,
         gpus_per_node=profile.gpus_per_node,
-        dtype=experiment.train.dtype,
+        dtype=train.dtype,
         global_batch=batch,
         engines=tried,
         fixed=fixed,
@@ -385,9 +384,9 @@ def question_of(
         plain={name: dict(plain[name].items() - traits[name].items()) for name in tried},
         tp_across_nodes=experiment.layout.allow_tp_across_nodes,
         partition="layers" if given_by_stage else engine.partition,
-        optimizer=experiment.train.optimizer,
-        optimizer_mode=update_mode(experiment.train),
-        matmul=experiment.train.matmul,
+        optimizer=train.optimizer,
+        optimizer_mode=update_mode(train),
+        matmul=train.matmul,
         savings=frozenset({"loss_chunks", "activation_offload"} - {*fixed}),
     ).of(shape)
 

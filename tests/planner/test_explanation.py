@@ -7,6 +7,7 @@ import pytest
 
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.planner.explanation import explain_plan, planned_text
 from hpc_gpt.planner.figures import Figures, figures_in, memory_text, plan_figures, summary
 from hpc_gpt.planner.machine import Machine
@@ -136,6 +137,14 @@ def test_a_layout_is_explained_line_by_line() -> None:
 )
 def test_a_setting_is_explained_on_its_line(changes: dict, words: str) -> None:
     assert words in explained(**changes)
+
+
+@pytest.mark.parametrize(("engine", "rows"), [("megatron-lm", 4096), ("fsdp", 8192)])
+def test_the_rows_that_are_sent_are_those_of_the_engine(engine: str, rows: int) -> None:
+    step, shape = replace(STEP, ep_s=1), preset("qwen3-30b-a3b")
+    assert f"4 exchanges a layer and micro-batch of 8 x {rows} rows" in explained(
+        step, shape=shape, engine=engine, pp=1, ep=2, zero_stage=0, recompute="none"
+    )
 
 
 @pytest.mark.parametrize(
