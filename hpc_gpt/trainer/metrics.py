@@ -176,12 +176,12 @@ class Metrics:
         for step, numbers in zip(self._coming.steps, self._coming.numbers(), strict=True):
             loss, grad_norm, skipped, *more = numbers
             evaluations = {name: more[3 * at : 3 * at + 3] for at, name in enumerate(step.evaluations)}
-            loss_eval, bpb, by_source = self._evaluation(evaluations)
+            evaluation = self._evaluation(evaluations)
             balance: dict[str, float] = dict(zip(BALANCE_FIGURES, more[3 * len(evaluations) :], strict=False))
             if balance:
                 balance["experts_dead"] = int(balance["experts_dead"])
             self._judge(loss, grad_norm, bool(skipped))
-            self.target.add(step.step, loss, loss_eval)
+            self.target.add(step.step, loss, evaluation["loss_eval"])
             step_s = _seconds(step.began, step.ended)
             if self.first_steps_s is None:
                 self._first.append(step_s)
@@ -189,8 +189,7 @@ class Metrics:
             self._last = {
                 "step": step.step,
                 "loss": loss,
-                "loss_eval": loss_eval,
-                "bpb": bpb,
+                **evaluation,
                 "grad_norm": grad_norm,
                 "lr": step.result.lr,
                 **balance,
@@ -203,25 +202,24 @@ class Metrics:
                 "save_s": self._save_s,
                 "eval_s": None if step.evaluated is None else round(_seconds(step.ended, step.evaluated), 4),
                 "time": round(step.time, 3),
-                **by_source,
             }
             self._save_s = None
             self._lines.append(self._last)
         self._coming = None
 
-    def _evaluation(self, evaluations: Mapping[str | None, list[float]]) -> tuple[Any, Any, dict[str, Any]]:
-        """Returns (loss_eval, bpb, a mixture's {"loss_eval_by": …, "bpb_by": …}) of a line; the first two come from the
-        means by the first phase's weights."""
+    def _evaluation(self, evaluations: Mapping[str | None, list[float]]) -> dict[str, Any]:
+        """A line's figures of an evaluation: of the means by the first phase's weights, and of a mixture's sources."""
         shares = self._evaluation_shares
         if not evaluations:
-            return None, None, dict.fromkeys(BY_SOURCE) if shares else {}
+            return dict.fromkeys(("loss_eval", "bpb", *(BY_SOURCE if shares else ())))
         # A source of weight 0 may have a loss that is not finite.
         weights: Mapping[Any, Any] = shares or {None: 1.0}
         means = [math.fsum(w * evaluations[name][at] for name, w in weights.items() if w) for at in range(3)]
-        losses, bits = ({name: of(one) for name, one in evaluations.items()} for of in (lambda one: one[0], _bpb))
-        bpb = _bpb(means)
-        by_source = losses, None if bpb is None else bits
-        return means[0], bpb, dict(zip(BY_SOURCE, by_source, strict=True)) if shares else {}
+        figures: dict[str, Any] = {"loss_eval": means[0], "bpb": (bpb := _bpb(means))}
+        if shares:
+            figures["loss_eval_by"] = {name: one[0] for name, one in evaluations.items()}
+            figures["bpb_by"] = None if bpb is None else {name: _bpb(one) for name, one in evaluations.items()}
+        return figures
 
     def forget(self) -> None:
         """Drops the figures; for ranks that write none."""
@@ -251,12 +249,10 @@ class Metrics:
     def log_line(self) -> str:
         """The log's line on the last fetched step."""
         line = self._last
-        parts = [f"step {line['step']}/{self._steps}", f"loss {line['loss']:.4f}"]
-        if line["loss_eval"] is not None:
-            parts.append(f"loss_eval {line['loss_eval']:.4f}")
-        if line["bpb"] is not None:
-            parts.append(f"bpb {line['bpb']:.4f}")
-        parts += [
+        losses = (f"{key} {line[key]:.4f}" for key in ("loss", "loss_eval", "bpb") if line[key] is not None)
+        parts = [
+            f"step {line['step']}/{self._steps}",
+            *losses,
             f"grad_norm {line['grad_norm']:.3f}",
             f"lr {line['lr']:.3g}",
             f"step_s {line['step_s']:.4f}",

@@ -40,8 +40,7 @@ def stated_shape(model: Model) -> ModelShape:
             )
         shape = ModelShape(**sizes)
     if shape.window and (letters := shape.window_layers) and len(letters) <= shape.layers:
-        whole = letters * -(-shape.layers // len(letters))
-        shape = replace(shape, window_layers=shortest_pattern(whole[: shape.layers]))
+        shape = replace(shape, window_layers=shortest_pattern((letters * shape.layers)[: shape.layers]))
     return shape
 
 

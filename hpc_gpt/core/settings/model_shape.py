@@ -115,18 +115,17 @@ class ModelShape:
     @property
     def windowed(self) -> int:
         """The number of layers with a window; one of the sequence is none."""
-        return self._windows_before(self.layers)
+        return self.letters.count("S")
 
     def window_of(self, layer: int) -> int | None:
         """Keys that a token attends to in the layer, counted from 0: its own and those before; None: all of them."""
-        return self.window if self._windows_before(layer + 1) > self._windows_before(layer) else None
+        return self.window if self.letters[layer] == "S" else None
 
-    def _windows_before(self, layer: int) -> int:
-        """The number of layers with a window before this one."""
-        if self.window is None or self.window >= self.seq:
-            return 0
-        letters = self.window_layers or "S"
-        return layer // len(letters) * letters.count("S") + letters[: layer % len(letters)].count("S")
+    @cached_property
+    def letters(self) -> str:
+        """A letter for each layer, as in `window_layers`: S has a window below the sequence, L attends to all."""
+        letters = "L" if self.window is None or self.window >= self.seq else self.window_layers or "S"
+        return (letters * self.layers)[: self.layers]
 
     @property
     def mlp_width(self) -> int:
@@ -188,11 +187,7 @@ class ModelShape:
         end, dense = first + count, self._dense
         routed = max(first, min(dense, end))
         ends = {"dense": (first, routed), "experts": (routed, end)}
-        return tuple(self._count(*ends[kind.name], kind.window) for kind in self.kinds)
-
-    def _count(self, first: int, end: int, window: int | None) -> int:
-        sliding = self._windows_before(end) - self._windows_before(first)
-        return sliding if window else end - first - sliding
+        return tuple(self.letters.count("S" if kind.window else "L", *ends[kind.name]) for kind in self.kinds)
 
     @property
     def _dense(self) -> int:
@@ -330,7 +325,7 @@ def _kinds(shape: ModelShape) -> tuple[LayerKind, ...]:
         ("experts", shape._dense, shape.layers, routed),
     ]
     found = [
-        LayerKind(name, shape._count(first, end, window), matrices, norms, sinks, window)
+        LayerKind(name, shape.letters.count("S" if window else "L", first, end), matrices, norms, sinks, window)
         for name, first, end, matrices in parts
         for window in dict.fromkeys((shape.window, None))
     ]

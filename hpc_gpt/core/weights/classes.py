@@ -1,51 +1,42 @@
 """The classes of transformers (5.23): those that have a shape, and the layers that attend to a window in each."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from hpc_gpt.core.settings.model_shape import ModelShape
 
 
 @dataclass(frozen=True)
 class Windows:
-    """A class with windows: which layers have one, unless the file has `layer_types` and the class reads them
-    (`typed`); the default of `sliding_window`, and of `max_window_layers`; `switched`: only with `use_sliding_window`.
-    """
+    """A class with windows: `slides` says whether a layer has one, by its number, the file's `max_window_layers`, and
+    whether it rotates, unless the file has `layer_types` and the class reads them (`typed`); the default of
+    `sliding_window`, and of `max_window_layers`; `switched`: only with `use_sliding_window`; `needed`: then it fails
+    without a window."""
 
-    layers: Literal["all", "even", "from", "even below", "unrotated"]
+    slides: Callable[[int, int, bool], bool]
     default: int | None
     first: int | None = None
     switched: bool = False
     typed: bool = True
-
-    def slides(self, layer: int, first: int | None, rotates: bool) -> bool:
-        """Whether a layer has the window where no `layer_types` say so; `first`: the file's `max_window_layers`."""
-        return {
-            "all": True,
-            "even": layer % 2 == 0,
-            "from": first is not None and layer >= first,
-            "even below": first is not None and layer < first and layer % 2 == 0,
-            "unrotated": not rotates,
-        }[self.layers]
-
-    def holds(self, windowed: int, layers: int) -> bool:
-        """Whether a file of the class can say that so many of the layers have the window."""
-        return self.typed or windowed in (0, layers)
+    needed: bool = False
 
 
-_QWEN = Windows("from", 4096, 28, switched=True)
+_QWEN = Windows(lambda layer, first, rotates: layer >= first, 4096, 28, switched=True)
+_QWEN2_MOE = Windows(
+    lambda layer, first, rotates: layer < first and layer % 2 == 0, 4096, 28, switched=True, needed=True
+)
 # Other classes have no window, whatever their file says.
 WINDOWS = {
-    "MistralForCausalLM": Windows("all", 4096, typed=False),
-    "MixtralForCausalLM": Windows("all", None, typed=False),
+    "MistralForCausalLM": Windows(lambda *layer: True, 4096, typed=False),
+    "MixtralForCausalLM": Windows(lambda *layer: True, None, typed=False),
     "Qwen2ForCausalLM": _QWEN,
     "Qwen3ForCausalLM": _QWEN,
-    "Qwen2MoeForCausalLM": Windows("even below", 4096, 28, switched=True),
-    "Qwen3MoeForCausalLM": Windows("all", 4096, switched=True, typed=False),
-    "Dots1ForCausalLM": Windows("from", 4096, 62),
-    "SmolLM3ForCausalLM": Windows("unrotated", None, switched=True),
-    "GptOssForCausalLM": Windows("even", 128),
+    "Qwen2MoeForCausalLM": _QWEN2_MOE,
+    "Qwen3MoeForCausalLM": Windows(lambda *layer: True, 4096, switched=True, typed=False),
+    "Dots1ForCausalLM": Windows(lambda layer, first, rotates: layer >= first, 4096, 62),
+    "SmolLM3ForCausalLM": Windows(lambda layer, first, rotates: not rotates, None, switched=True),
+    "GptOssForCausalLM": Windows(lambda layer, first, rotates: layer % 2 == 0, 128),
 }
 
 
@@ -54,7 +45,8 @@ def architectures_of(shape: ModelShape) -> tuple[str, ...]:
     classes = _mixtures_of(shape) if shape.is_mixture else _dense_classes(shape)
     if shape.window is None:
         return tuple(classes)
-    return tuple(name for name in classes if name in WINDOWS and WINDOWS[name].holds(shape.windowed, shape.layers))
+    able = [name for name, windows in WINDOWS.items() if windows.typed or shape.windowed in (0, shape.layers)]
+    return tuple(name for name in classes if name in able)
 
 
 def _dense_classes(shape: ModelShape) -> tuple[str, ...]:

@@ -21,12 +21,12 @@ def read_windows(keys: Keys, kind: str, layers: int, seq: int, nope_every: int |
     window = keys.take("sliding_window", int, None if "sliding_window" in keys.config else windows.default)
     is_on = keys.take("use_sliding_window", bool, False) if windows.switched else True
     window = window if is_on else None
-    if is_on and window is None and windows.layers == "even below":
+    if is_on and window is None and windows.needed:
         keys.refuse("sliding_window", "but use_sliding_window is true: its class fails without one")
     if types is None or not windows.typed:
-        first = keys.take("max_window_layers", int, windows.first) if windows.first else None
-        rotates = [not (nope_every and (layer + 1) % nope_every == 0) for layer in range(layers)]
-        sliding = [window is not None and windows.slides(layer, first, rotates[layer]) for layer in range(layers)]
+        first = keys.take("max_window_layers", int, windows.first) if windows.first else 0
+        rotates = [not nope_every or (layer + 1) % nope_every > 0 for layer in range(layers)]
+        sliding = [windows.slides(layer, first, rotates[layer]) for layer in range(layers)]
     else:
         sliding = [one == "sliding_attention" for one in types]
         if any(sliding) and window is None:

@@ -77,20 +77,14 @@ class AttentionKernels:
         self._seq, self._samples = shape.seq, resolved.batch.micro_batch
         self._window = shape.window if shape.windowed else None
         self._full_layers = shape.layers - shape.windowed
-        # The kernels for documents, and for windows; an empty Sight takes masks.
-        self._for_documents = self._for_windows = Sight()
         context = context or ContextParallel()
         self._part, self._device = context.part, device
         self.expands = False
         self.last: Callable[..., Tensor] | None = None
-        forms = []
-        if resolved.data.mask_documents:
-            forms = [self._pack(resolved, device)]
-            self._for_documents = forms[0]
-        if self._window is not None:
-            self._for_windows = self._pack(resolved, device, self._window)
-            forms.append(self._for_windows)
-        self._masks = any(form.kernel is None for form in forms)
+        # {window, None for documents: the kernel}; an empty Sight takes masks.
+        needed = [None] * resolved.data.mask_documents + [self._window] * (self._window is not None)
+        self._forms = {window: self._pack(resolved, device, window) for window in needed}
+        self._masks = any(form.kernel is None for form in self._forms.values())
         if resolved.data.mask_documents and not self._masks:
             self._kernels = [_FLASH]
         else:
@@ -102,21 +96,19 @@ class AttentionKernels:
 
     def documents(self, boundaries: Boundaries) -> Documents:
         """The documents of a micro-batch on this device, in the form that the chosen kernel takes."""
-        sight = in_window = None
-        if self._window is not None:
-            in_window = self._sight(self._for_windows, self._window, boundaries)
-        if self._full_layers:
-            sight = self._sight(self._for_documents, None, boundaries)
+        in_window = None if self._window is None else self._sight(self._window, boundaries)
+        sight = self._sight(None, boundaries) if self._full_layers else None
         return Documents.of(boundaries, self._rotation, sight, in_window, self._part)
 
     @functools.cached_property
     def in_window(self) -> Sight:
         """The keys that queries see in layers with a window, without documents."""
-        return self._sight(self._for_windows, self._window, None)
+        return self._sight(self._window, None)
 
-    def _sight(self, form: Sight, window: int | None, boundaries: Boundaries | None) -> Sight:
-        """`form` filled in for a micro-batch: for its documents, or for whole samples."""
-        starts, seq = None if boundaries is None else boundaries.starts, self._seq
+    def _sight(self, window: int | None, boundaries: Boundaries | None) -> Sight:
+        """The kernel's form filled in for a micro-batch: for its documents, or for whole samples."""
+        form, seq = self._forms[window], self._seq
+        starts = None if boundaries is None else boundaries.starts
         if form.kernel is None:
             return Sight(masks_of(seq, window, self._dtype, self._device, starts))
         if form.blocks is not None:
@@ -132,8 +124,8 @@ class AttentionKernels:
         """The kernels in words: that of layers that attend to all tokens, and that of layers with a window."""
         usual = _NAMES[self._kernels[0].value]
         full, windows = (
-            usual if form.kernel is None else "flash" if form.blocks is None else "flex"
-            for form in (self._for_documents, self._for_windows)
+            usual if form is None or form.kernel is None else "flash" if form.blocks is None else "flex"
+            for form in map(self._forms.get, (None, self._window))
         )
         if self._window is None or windows == full:
             return full

@@ -288,7 +288,7 @@ def attention_core(
     mask = None
     query, key, value = (part.transpose(1, 2) for part in (query, key, value))
     groups = heads // key.shape[1]
-    grouped = groups > 1 and not expands
+    options: dict[str, Any] = {"enable_gqa": True} if groups > 1 and not expands else {}
     if groups > 1 and expands:
         key, value = expand_heads(key, value, heads)
     if seq < key.shape[2]:
@@ -297,13 +297,9 @@ def attention_core(
         # (For SDPA `is_causal` means that the queries belong to the first positions.)
         mask = last_mask(query, key)
     if sight is not None:
-        mixed = sight.attend_by_masks(query, key, value, **({"enable_gqa": True} if grouped else {}))
-    elif grouped:
-        mixed = F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=True
-        )
+        mixed = sight.attend_by_masks(query, key, value, **options)
     else:
-        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, **options)
     return mixed.transpose(1, 2).reshape(batch, seq, -1)
 
 

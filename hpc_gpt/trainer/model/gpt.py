@@ -130,10 +130,8 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor, documents: Documents | None = None) -> Tensor:
         """[batch, seq, hidden] (or this rank's positions), and the documents of the whole sequences -> the same
         shape."""
-        shared = [
-            *(documents.tensors if documents else ()),
-            *(self.attention.sight.tensors if self.attention.sight else ()),
-        ]
+        sight = self.attention.sight
+        shared = [*(documents.tensors if documents else ()), *(sight.tensors if sight else ())]
         with ActivationOffload(self, shared) if self.offload and torch.is_grad_enabled() else contextlib.nullcontext():
             if self.recompute and torch.is_grad_enabled():
                 # The model draws no random numbers, so no generator state is needed.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,22 +72,19 @@ def masks_of(
     # That of the last block, whose lower right corner is that of every other block.
     places = torch.arange(min(seq, step + keys - 1), device=device)
     queries = places[-step:, None]
-    band = (places > queries) | (places <= queries - keys)
-    if starts is None:
-        zeros = torch.zeros(1, 1, *band.shape, dtype=dtype, device=device)
-        band = zeros.masked_fill_(band, -torch.inf)
+    hidden = ((places > queries) | (places <= queries - keys))[None, None]
 
-    def each() -> Iterator[Tensor]:
-        for begin in range(0, seq, step):
-            end, first = min(seq, begin + step), max(0, begin - keys + 1)
-            corner = band[..., begin - end :, first - end :]
-            if starts is None:
-                yield corner
-                continue
-            hidden = corner | (torch.arange(first, end, device=device) < starts[:, None, begin:end, None])
-            yield torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
+    def added(hidden: Tensor) -> Tensor:
+        return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, -torch.inf)
 
-    return tuple(each())
+    band, masks = added(hidden) if starts is None else hidden, []
+    for begin in range(0, seq, step):
+        end, first = min(seq, begin + step), max(0, begin - keys + 1)
+        mask = band[..., begin - end :, first - end :]
+        if starts is not None:
+            mask = added(mask | (torch.arange(first, end, device=device) < starts[:, None, begin:end, None]))
+        masks.append(mask)
+    return tuple(masks)
 
 
 def blocks_of(seq: int, window: int, device: torch.device, starts: Tensor | None = None) -> Any:

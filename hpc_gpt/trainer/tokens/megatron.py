@@ -192,7 +192,7 @@ def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str
         sync(idx_aside)
         try:
             give_name(bin_aside, bin_path)
-            write_token_bytes(prefix, tokenizer.token_bytes())
+            write_token_bytes(prefix, tokenizer.token_bytes)
         except FileExistsError:
             if not same_text:
                 raise

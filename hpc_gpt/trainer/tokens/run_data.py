@@ -277,7 +277,7 @@ def add_token_bytes(data: Path, tokenizer: str) -> Path:
     if not megatron.paths(data)[1].exists():
         check_tokenizer(open_tokens(data), tokenizer)
     with OsErrorAs(DataError, f"cannot write the bytes of tokens beside {data}", "remove it first if it is there"):
-        return write_token_bytes(data, open_tokenizer(tokenizer).token_bytes())
+        return write_token_bytes(data, open_tokenizer(tokenizer).token_bytes)
 
 
 def _described(tokenizer: str) -> str:

@@ -62,7 +62,7 @@ class ShardSet:
     @functools.cached_property
     def token_bytes(self) -> dict[str | None, NDArray[Any] | None]:
         """{None: the bytes of text of each token}."""
-        return {None: open_tokenizer(self.tokenizer).token_bytes()}
+        return {None: open_tokenizer(self.tokenizer).token_bytes}
 
     def assign_shards(self, readers: int) -> list[tuple[str, ...]]:
         """The training shards of each reader: dealt out from the largest, always to the reader that has least."""

@@ -220,10 +220,9 @@ def write_tokens(
                 file.write(data)
                 sha.update(data)
                 count += tokens.size
-            if token_bytes is not None:
-                file.write(token_bytes.astype(TOKEN_BYTES).tobytes())
-            file.seek(0)
             version = 1 if token_bytes is None else 2
+            file.write(b"" if token_bytes is None else token_bytes.astype(TOKEN_BYTES).tobytes())
+            file.seek(0)
             file.write(HEADER.pack(MAGIC, version, dtype.itemsize, vocab, count, name, sha.digest()))
         if count:
             sync(written)

@@ -14,12 +14,13 @@ digits of the characters' SHA-256, so a table and a token file can be checked ag
 """
 
 import contextlib
-import copy
+import functools
 import hashlib
 import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,14 +58,15 @@ class Tokenizer(Protocol):
     vocab: int
     end: int | None
 
+    @property
+    def token_bytes(self) -> Tokens:
+        """The bytes that each token adds to the UTF-8 text, [vocab]; 0 for special tokens, such as `end`."""
+
     def encode(self, pieces: Iterable[bytes], where: str) -> Iterator[Tokens]:
         """Yields the tokens of documents that come in pieces (`sources.file_pieces`), in unsigned arrays of any length.
 
         Raises DataError, with `where` as the text's name and the offset, for bytes that are not UTF-8.
         """
-
-    def token_bytes(self) -> Tokens:
-        """The bytes that each token adds to the UTF-8 text, [vocab]; 0 for special tokens, such as `end`."""
 
 
 def beginning_documents(tokenizer: Tokenizer) -> Tokenizer:
@@ -75,9 +77,7 @@ def beginning_documents(tokenizer: Tokenizer) -> Tokenizer:
             f"tokenizer {tokenizer.name} has no token that begins a text",
             f"leave --begin-token and data.begin_token out, or give a tokenizer.json with {' or '.join(_BEGINS)}",
         )
-    beginning = copy.copy(tokenizer)
-    beginning._begins = True
-    return beginning
+    return replace(tokenizer, begins=True)
 
 
 def open_tokenizer(description: str, begins: bool = False) -> Tokenizer:
@@ -135,6 +135,7 @@ class ByteTokenizer:
     name = BYTE
     vocab = 256
     end: int | None = 0
+    token_bytes: Tokens = np.minimum(np.arange(vocab), 1)
 
     def encode(self, pieces: Iterable[bytes], where: str) -> Iterator[Tokens]:
         """Yields the bytes; see `Tokenizer`."""
@@ -153,40 +154,32 @@ class ByteTokenizer:
             raise
         yield np.frombuffer(b"".join(gathered), dtype=np.uint8)
 
-    def token_bytes(self) -> Tokens:
-        """See `Tokenizer`."""
-        return np.minimum(np.arange(self.vocab), 1)
 
-
+@dataclass
 class WordTokenizer:
     """A package's tokenizer: `encode_text` is the package's method, `end` its token after a document, if any, and
-    `begin` the token before one, which only `beginning_documents` writes. `sizes()` has pairs of a token and its bytes
-    of text."""
+    `begin` the token before one, which is written if `begins`. `sizes()` has pairs of a token and its bytes of text."""
 
-    def __init__(
-        self, name: str, vocab: int, encode_text: Any, end: int | None, begin: int | None = None, sizes: Any = tuple
-    ) -> None:
-        self.name = name
-        self.vocab = vocab
-        self.begin = begin
-        self._begins = False
-        self._sizes = sizes
-        self._encode_text = encode_text
-        self.end = end
-        self._ends = np.array([] if end is None else [end], dtype=np.uint32)
+    name: str
+    vocab: int
+    encode_text: Any
+    end: int | None
+    begin: int | None = None
+    sizes: Any = tuple
+    begins: bool = False
 
     def encode(self, pieces: Iterable[bytes], where: str) -> Iterator[Tokens]:
         """See `Tokenizer`."""
-        is_first = self._begins
+        is_first, ends = self.begins, np.array([] if self.end is None else [self.end], dtype=np.uint32)
         for _, text in texts(pieces, where):
             if is_first and text is not None:
                 yield np.array([self.begin], dtype=np.uint32)
-            is_first = self._begins and text is None
-            yield self._ends if text is None else np.array(self._encode_text(text), dtype=np.uint32)
+            is_first = self.begins and text is None
+            yield ends if text is None else np.array(self.encode_text(text), dtype=np.uint32)
 
+    @functools.cached_property
     def token_bytes(self) -> Tokens:
-        """See `Tokenizer`."""
-        sizes = dict(self._sizes()) | {self.end: 0, self.begin: 0}
+        sizes = dict(self.sizes()) | {self.end: 0, self.begin: 0}
         return np.array([sizes.get(token, 0) for token in range(self.vocab)])
 
 
@@ -200,6 +193,7 @@ class CharTokenizer:
         self.name = f"{CHAR}:{hashlib.sha256(characters.encode('utf-8')).hexdigest()[:16]}"
         self.vocab = 1 + len(characters)
         self._points = np.frombuffer(characters.encode("utf-32-le"), dtype="<u4")
+        self.token_bytes: Tokens = np.array([0, *(len(character.encode()) for character in characters)])
 
     def encode(self, pieces: Iterable[bytes], where: str) -> Iterator[Tokens]:
         """See `Tokenizer`. Raises DataError also for a character that is not in the table."""
@@ -219,10 +213,6 @@ class CharTokenizer:
                     "make a table from all of the text: hpc-gpt data SOURCE -o FILE --tokenizer char",
                 )
             yield (places + 1).astype(np.uint32)
-
-    def token_bytes(self) -> Tokens:
-        """See `Tokenizer`."""
-        return np.array([0, *(len(character.encode()) for character in self.characters)])
 
     def to_json(self) -> str:
         """The text of the table's file."""
@@ -392,8 +382,7 @@ def _open_tiktoken(description: str) -> Tokenizer:
         ) from None
     finally:
         tiktoken.load.read_file = reader
-
-    def sizes() -> Iterator[tuple[int, int]]:
-        return ((encoding.encode_single_token(value), len(value)) for value in encoding.token_byte_values())
-
-    return WordTokenizer(description, encoding.n_vocab, encoding.encode_ordinary, encoding.eot_token, sizes=sizes)
+    return WordTokenizer(
+        description, encoding.n_vocab, encoding.encode_ordinary, encoding.eot_token,
+        sizes=lambda: ((encoding.encode_single_token(value), len(value)) for value in encoding.token_byte_values()),
+    )  # fmt: skip

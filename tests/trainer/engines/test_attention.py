@@ -218,9 +218,8 @@ def test_what_is_in_a_row_is_what_the_mask_gives(model, how, window, documents, 
     by_mask, in_row = AttentionKernels(resolved, CPU), AttentionKernels(resolved, CPU)
     plain, packed = Gpt(resolved.model, 1), Gpt(resolved.model, 1)
     with flash_on_cpu():
-        in_row._for_documents = in_row._pack(resolved, CARD)
-        in_row._for_windows = in_row._pack(resolved, CARD, window)
-        assert not in_row._for_windows.expands
+        in_row._forms = {one: in_row._pack(resolved, CARD, one) for one in (None, window)}
+        assert not in_row._forms[window].expands
         prepare_attention(plain, by_mask, CPU)
         prepare_attention(packed, in_row, CPU)
         compile_model(packed, engine)

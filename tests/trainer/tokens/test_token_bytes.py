@@ -93,7 +93,7 @@ def test_tokens_have_the_bytes_of_the_text(kind: str, tmp_path: Path) -> None:
     made = KINDS[kind]()
     made.save(str(path := tmp_path / "tokenizer.json"))
     tokenizer = open_tokenizer(str(path))
-    sizes = tokenizer.token_bytes()
+    sizes = tokenizer.token_bytes
     for text in (TEXT, "<tool ü>🙂")[: 1 if kind == "pieces of words" else 2]:  # that one leaves out what it lacks
         tokens = np.concatenate(list(tokenizer.encode([text.encode(), DOCUMENT_END], "there")))
         ids = [token for token in tokens.tolist() if token != tokenizer.end]
@@ -174,4 +174,4 @@ def test_a_stream_has_those_of_its_tokenizer(tmp_path: Path) -> None:
     run = reading("stream", tmp_path / "t.txt", vocab=300, tokenizer=tokenizer)
     of_tokens = open_samples(run).token_bytes[None]
     assert of_tokens is not None
-    assert of_tokens.tolist() == open_tokenizer(tokenizer).token_bytes().tolist()
+    assert of_tokens.tolist() == open_tokenizer(tokenizer).token_bytes.tolist()
