@@ -31,6 +31,7 @@ def interpret(texts: Mapping[str, str]) -> Fields:
     """The fields of a dump."""
     arguments = Arguments(texts)
     positions = arguments.text("position_embedding_type")
+    key_heads = "num_query_groups" if arguments.true("group_query_attention") else "num_key_value_heads"
     layout = _layout_and_batch(arguments, "model_parallel_size" in texts and "tensor_model_parallel_size" not in texts)
     return without_unknown(
         {
@@ -41,7 +42,7 @@ def interpret(texts: Mapping[str, str]) -> Fields:
             "hidden": arguments.whole("hidden_size"),
             "layers": arguments.whole("num_layers", "encoder_num_layers"),
             "heads": arguments.whole("num_attention_heads"),
-            "kv_heads": _kv_heads(arguments),
+            "kv_heads": arguments.whole(key_heads),
             "ffn": arguments.whole("ffn_hidden_size"),
             "head_dim": arguments.whole("kv_channels"),
             "vocab": arguments.whole("padded_vocab_size"),
@@ -135,12 +136,6 @@ def _share_of_layers(arguments: Arguments) -> str:
     deep = layers // (pp * (arguments.whole("virtual_pipeline_model_parallel_size") or 1))
     share = Fraction(count, max(deep, count))
     return str(share) if share < 1 else "full"
-
-
-def _kv_heads(arguments: Arguments) -> int | None:
-    if arguments.true("group_query_attention"):
-        return arguments.whole("num_query_groups")
-    return arguments.whole("num_key_value_heads")
 
 
 def _flash_attention(arguments: Arguments) -> bool | None:
