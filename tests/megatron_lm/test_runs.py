@@ -109,7 +109,7 @@ def test_a_row_of_the_seeds_table_shrunken(checkout):
 def test_cancelled_and_taken_up_again_it_goes_on_as_saved(submit):
     assert submit(STAND_IN_AWAIT="7").code == 0  # however late the cancel reaches it
     run = newest()
-    wait_for("step 4", lambda: (status_of(run).step or 0) >= 4)
+    wait_for("step 6", lambda: (status_of(run).step or 0) >= 6)
     assert in_process("cancel", run.run_id, "--yes").code == 0
     first = ended(run)
     assert first.state == "cancelled"

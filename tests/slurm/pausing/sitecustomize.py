@@ -42,6 +42,7 @@ def _pause(steps, rests, done=[]):  # noqa: B006  (the hook's memory)
         if paused:
             steps[int(found[1]) - 1] = float("inf")
             os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(_REST_S)  # a signal that came meanwhile is heard by another thread, within a few short steps
 
     sys.addaudithook(hook)
 
