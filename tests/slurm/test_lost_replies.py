@@ -1,6 +1,7 @@
 """sbatch whose answer is lost: the job may be queued, and is found again. The real sbatch and controller."""
 
 import json
+import re
 import shutil
 import signal
 from collections import Counter
@@ -27,10 +28,6 @@ def jobs_of(launcher: Launcher, folder: Path) -> list[str]:
     return [line.partition("|")[0] for line in listed.splitlines() if f"{folder}/" in line]
 
 
-def newest(launcher: Launcher) -> RunFolder:
-    return RunFolder(max(launcher.logs.glob("*/20*"), key=lambda path: path.name))
-
-
 def test_a_controller_that_stood_still_may_have_the_job(bare_launcher: Launcher, tmp_path: Path) -> None:
     launcher, cluster = bare_launcher, bare_launcher.cluster
     (conf := tmp_path / "slurm.conf").write_text(cluster.conf.read_text() + "\nMessageTimeout=2\n")
@@ -42,8 +39,9 @@ def test_a_controller_that_stood_still_may_have_the_job(bare_launcher: Launcher,
     try:
         _, words = launcher.run("submit", *SINGLE, *HELD, code=4, **hung, **AWAY)
         assert "it may be queued" in words
-        assert "do not submit it again" in words
-        run = newest(launcher)
+        named = re.search(r"do not submit it again: hpc-gpt status (\S+)", words)
+        assert named is not None
+        run = RunFolder(next(launcher.logs.glob(f"*/{named[1]}")))
         (row,) = json.loads(launcher.run("status", str(run.path), "--json", **AWAY)[0])["runs"]
         assert (row["state"], row["cause"]) == ("unknown", "Slurm does not answer")
     finally:

@@ -98,6 +98,8 @@ class Chromium:
         """A real click in the middle of the first element that the selector finds."""
         found = f"document.querySelector({json.dumps(selector)})"
         self.run(f"{found}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        # The browser finds what is clicked by the last frame that it has drawn.
+        self.run("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
         at = self.run(f"(r => [r.x + r.width / 2, r.y + r.height / 2])({found}.getBoundingClientRect())")
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=at[0], y=at[1], button="left", clickCount=1)
