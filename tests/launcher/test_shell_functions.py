@@ -114,7 +114,7 @@ def test_a_run_folder_needs_a_job_and_a_place(tmp_path: Path) -> None:
     assert "Error: cannot make the run folder taken/a/12\n\nhint: set HPC_GPT_LOGS to a folder that n1 can" in done.err
 
 
-@pytest.mark.parametrize(("command", "code"), [("exit 3", 3), ("kill -9 $BASHPID", 137)])
+@pytest.mark.parametrize(("command", "code"), [("(exit 3)", 3), ("sh -c 'kill -9 $$'", 137)])
 @pytest.mark.parametrize("signalled", [False, True])
 def test_ranks_end_with_their_own_code(tmp_path: Path, command: str, code: int, signalled: bool) -> None:
     """Also after a signal, which interrupts the wait for them: they leave once it was heard."""
