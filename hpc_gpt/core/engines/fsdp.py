@@ -82,7 +82,7 @@ class Fsdp(EngineFacts):
         return is_whole(training) and DDP.copies_by_layer(training)
 
     def update_traffic(self, training: Training) -> tuple[float, float]:
-        """If weights stay gathered, they are gathered anew after each update."""
+        """The traffic of an update: weights that stay gathered are gathered anew after it."""
         if training.program_states is not None:
             return super().update_traffic(training)
         return self.reduced_bytes(training), 4.0 if training.dtype == "fp32" else 2.0

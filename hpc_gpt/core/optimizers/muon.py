@@ -12,8 +12,8 @@ class Muon(OptimizerFacts):
         return ADAMW.moment_bytes(hidden) * (1 - hidden) + 4 * hidden
 
     def moved_bytes(self, mode: str, hidden: float) -> float:
-        """Of a hidden matrix: momentum 12, Nesterov's input 12, decay 8, 16-bit copy and its norm 8, update 10 and the
-        16-bit weight 2; then the gradient for its norm and scale. The products are counted apart."""
+        """Bytes of a hidden matrix: momentum 12, Nesterov's input 12, decay 8, 16-bit copy and its norm 8, update 10
+        and the 16-bit weight 2; then the gradient for its norm and scale. The products are counted apart."""
         return ADAMW.moved_bytes(mode, hidden) * (1 - hidden) + (12 + 12 + 8 + 8 + 10 + 2 + 2 * 4) * hidden
 
     def update_bytes(self, mode: str, params: float, matrix: float, table: float) -> float:

@@ -19,7 +19,7 @@ from hpc_gpt.trainer.optimizers.newton_schulz import orthogonal, rate_of, spread
 
 
 class Unit(NamedTuple):
-    """What is computed at once: a matrix in the parameter of that number, its `part`, or that of some experts."""
+    """Matrices that are computed at once: one in the parameter of that number, its `part`, or that of some experts."""
 
     parameter: int
     part: int
@@ -33,7 +33,7 @@ class Unit(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What a rank has of a unit: these rows of its part of the parameter, and where they are in the matrix."""
+    """The share of a unit that a rank has: rows of its part of the parameter, and where they are in the matrix."""
 
     own_rows: slice
     rows: slice

@@ -56,7 +56,7 @@ def rate_of(lr: float, rows: int, columns: int) -> float:
 
 
 def together(rows: int, columns: int) -> int:
-    """How many matrices of experts are computed together: those of 64 MiB in bf16, at least one."""
+    """The number of experts' matrices that are computed together: those of 64 MiB in bf16, at least one."""
     return max(1, 2**25 // (rows * columns))
 
 

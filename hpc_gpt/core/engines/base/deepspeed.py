@@ -125,7 +125,7 @@ class DeepspeedFacts(EngineFacts):
     # --- communication
 
     def reduced_bytes(self, training: Training) -> float:
-        """As ds_config.py asks for: fp16 is summed in fp16."""
+        """The bytes that ds_config.py asks for: fp16 is summed in fp16."""
         return 2.0 if training.dtype == "fp16" else super().reduced_bytes(training)
 
     def update_traffic(self, training: Training) -> tuple[float, float]:
