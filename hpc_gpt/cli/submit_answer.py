@@ -11,6 +11,7 @@ import click
 
 from hpc_gpt.core.files import from_here, logs_folder
 from hpc_gpt.core.output import progress_as_json
+from hpc_gpt.core.process import interrupts_wait
 from hpc_gpt.core.runs.disk_space import lack_of_files
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
@@ -128,9 +129,11 @@ def print_lack_of_files(runs: Sequence[Resolved]) -> None:
 
 
 def with_interrupts(show: Callable[[], None], wait: bool) -> int:
-    """Calls `show`, and returns 1 if Ctrl-C came meanwhile, for the wait to handle; without a wait it is raised."""
+    """Calls `show` to its end, and returns 1 if Ctrl-C came meanwhile, for the wait to handle; without a wait it is
+    raised. A run is submitted already: a Ctrl-C that ended the command would leave it running."""
     try:
-        show()
+        with interrupts_wait():
+            show()
     except KeyboardInterrupt:
         if not wait:
             raise

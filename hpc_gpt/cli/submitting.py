@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -74,14 +73,14 @@ def submit_one(
     if options.dry:
         yield from _would_submit(prepared, parent, options)
     else:
-        yield from _followed(_submit(prepared, parent, options, said), options)
+        yield from _followed(*_submit(prepared, parent, options, said), options)
 
 
 def _submit(
     prepared: PreparedRun, parent: Parent | None, options: SubmitOptions, said: frozenset[str] | None = None
-) -> SubmittedRun:
-    """Submits a new run, which resumes from `parent` if there is one. `said`: the lines of the last submission, if
-    they were read."""
+) -> tuple[SubmittedRun, Callable[[], Iterable[str]]]:
+    """Submits a new run, which resumes from `parent` if there is one. Returns (the run, its lines for the user).
+    `said`: the lines of the last submission, if they were read."""
     logs = logs_folder()
     if options.now:
         _check_now(prepared.resolved)
@@ -89,8 +88,7 @@ def _submit(
     elements = prepared.job_script.array if prepared.job_script is not None else ()
     print_lack_of_files([prepared.resolved] * max(1, len(elements)))
     submitted = submit_run(prepared, logs, parent, options.now)
-    print_lines(without_said(prediction_lines(prepared, logs), said))
-    return submitted
+    return submitted, lambda: without_said(prediction_lines(prepared, logs), said)
 
 
 def _would_submit(prepared: PreparedRun, parent: Parent | None, options: SubmitOptions) -> AnswerParts:
@@ -106,12 +104,20 @@ def _would_submit(prepared: PreparedRun, parent: Parent | None, options: SubmitO
     _show(prepared.resolved, prepared.script, rows, options, notes)
 
 
-def _followed(submitted: SubmittedRun, options: SubmitOptions) -> AnswerParts:
-    """Prints a run's job, and with --wait follows the run to its end."""
+def _followed(submitted: SubmittedRun, lines_of: Callable[[], Iterable[str]], options: SubmitOptions) -> AnswerParts:
+    """Prints a run's lines and its job, and with --wait follows the run to its end."""
+
+    def show() -> None:
+        print_lines(lines_of())
+        print_submitted(submitted, options.wait)
+        if options.wait:  # these take some seconds of a busy machine; without --wait nothing reads logs
+            import hpc_gpt.launcher.watch.control
+            import hpc_gpt.report.gather
+            import hpc_gpt.report.tables  # noqa: F401
+
     yield submitted_part(submitted, options.wait)
-    interrupts = with_interrupts(partial(print_submitted, submitted, options.wait), options.wait)
+    interrupts = with_interrupts(show, options.wait)
     if options.wait:
-        # Imported here: without --wait nothing reads logs.
         from hpc_gpt.launcher.watch.control import await_measurements, wait_for
         from hpc_gpt.report.gather import refresh_record
         from hpc_gpt.report.tables import print_record
@@ -187,15 +193,15 @@ def _resume(name: str, request: Request, from_start: bool, options: SubmitOption
             if options.dry:
                 yield from _would_submit(resumption.prepared, resumption.parent, options)
                 return
-            submitted = _submit(resumption.prepared, resumption.parent, options)
+            submitted, lines_of = _submit(resumption.prepared, resumption.parent, options)
         else:
             if options.now:
                 _check_now(resumption.resolved)
             if options.dry:
                 yield from _would_resume(resumption, options)
                 return
-            submitted = resumption.start(options.now)
-    yield from _followed(submitted, options)
+            submitted, lines_of = resumption.start(options.now), tuple
+    yield from _followed(submitted, lines_of, options)
 
 
 def _would_resume(resumption: SameRun, options: SubmitOptions) -> AnswerParts:

@@ -145,7 +145,7 @@ def exchange_s(training: Training, links: Links) -> float:
     `ep_outside_dp`: every rank has the tokens already, and the ranks' results are summed up.
     """
     shape, ep, etp = training.shape, training.ep, training.expert_tp
-    size, takes = 2.0 * sent_tokens(training) * shape.hidden, 0.0
+    size, takes = training.width * sent_tokens(training) * shape.hidden, 0.0
     if training.ep_outside_dp:
         takes = 2 * links.ring_s(size, ep, training.tp)
     elif ep > 1 and training.dispatcher == "allgather":
@@ -155,7 +155,7 @@ def exchange_s(training: Training, links: Links) -> float:
     elif ep > 1:
         takes = 2 * links.exchange_s(worst_load(training) * size, ep, etp, *copies_sent(training, links))
     if engine_of(training).sends_parts(training):
-        takes += 2 * links.ring_s(2 * expert_rows(training) * shape.hidden, etp)
+        takes += 2 * links.ring_s(training.width * expert_rows(training) * shape.hidden, etp)
     return float(takes * (2 + recomputation(training.recompute).repeats("moe")))
 
 

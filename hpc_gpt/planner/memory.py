@@ -200,7 +200,7 @@ class _Stages(Sequence[StageMemory]):
         self._on_host = [offloaded * each for each in kept]
         joined = training.ep if experts.are_joined(training) else None
         self._matrix, rows = largest_matrix(shape, tp, joined), vocab_rows(shape, tp)
-        half = 4 if training.dtype == "fp32" else 2
+        half = training.width
         # One layer's backward pass: recomputed activations, gradients of activations and of the largest matrix.
         self._layer_work = recomputed_at_once(training, layer) + gradients_of_layer(layer) + gathered_in_layers
         self._layer_work += half * (training.layer_params if self._states.copies_by_layer(training) else self._matrix)

@@ -100,7 +100,7 @@ class _StepModel:
             optimizer, offload = optimizer + more[0], offload + more[1]
         optimizer += self._products_s(training, rates)
         if training.activations_on_host:  # each layer's input is copied to the host and back
-            bytes_kept = 2.0 * training.tokens * shape.hidden
+            bytes_kept = training.width * training.tokens * shape.hidden
             offload += 2 * micro_batches * count * bytes_kept / self.links.host_b_s
         if training.offloaded_layers:  # their activations are copied during other layers' passes
             kept = _mean([kept_of_layer(training, layer_bytes(training, kind)) for kind in kinds], most)
@@ -170,7 +170,7 @@ class _StepModel:
         return (of_experts - 1) * ahead + max(0.0, backward)
 
     def _tensor_parallel_s(self, training: Training, kind: LayerKind) -> float:
-        """Seconds per layer of its all-reduces of T h two-byte values: two forward, two backward, two in recomputation,
+        """Seconds per layer of its all-reduces of T h values: two forward, two backward, two in recomputation,
         of the MLP alone one.
         Under sequence parallelism each is a reduce-scatter of the same bytes and an all-gather of operands, which are
         already cast (Transformer Engine; torchao's Float8ColwiseParallel); our model casts them after it."""
@@ -181,8 +181,9 @@ class _StepModel:
         parts = 1 + bool(mlp_width(kind)) + bool(kind.routed and not engine_of(training).sends_parts(training))
         times = (2 + recomputation(training.recompute).share) * parts + repeats_mlp(training, kind)
         shown = VALUES["overlap.tp"] if training.tp_overlap else 1.0
-        gathered = OPERAND_BYTES[training.matmul] if training.sequence_parallel and not is_ours(training) else 2.0
-        return shown * times * sum(self.links.ring_s(width * size, training.tp) for width in (2.0, gathered))
+        is_cast = training.matmul != "none" and training.sequence_parallel and not is_ours(training)
+        gathered = OPERAND_BYTES[training.matmul] if is_cast else training.width
+        return shown * times * sum(self.links.ring_s(width * size, training.tp) for width in (training.width, gathered))
 
     def _context_parallel_s(self, training: Training, layer: LayerTime) -> float:
         """Seconds per layer in which the ranks of cp exchange attention's inputs, without the hidden part.
@@ -198,7 +199,7 @@ class _StepModel:
             return 0.0
         shape, tp, cp, ours = training.shape, training.tp, training.cp, is_ours(training)
         again = recomputation(training.recompute).share
-        bytes_per_number = (4.0 if training.dtype == "fp32" else 2.0) * training.tokens
+        bytes_per_number = training.width * training.tokens
         queries, keys = bytes_per_number * shape.query_width / tp, 2 * bytes_per_number * kv_width(shape, tp)
         if training.cp_exchange == "ring" and states_of(training).is_pytorchs:
             keys = 2 * queries
@@ -220,7 +221,7 @@ class _StepModel:
         al. 2021, 4.1)."""
         if training.pp == 1:
             return 0.0, 0.0
-        size = 2.0 * training.tokens * training.shape.hidden
+        size: float = training.width * training.tokens * training.shape.hidden
         gathered = 0.0
         if engine_of(training).scatters_outputs or training.sequence_parallel:
             gathered = 0.0 if training.sequence_parallel else self.links.ring_s(size, training.tp)
@@ -240,7 +241,7 @@ class _StepModel:
             return 0.0
         every, of_experts = training.params_of_kinds[number]
         params = every - of_experts
-        gathered, reduced = 2 * 2.0, engine_of(training).reduced_bytes(training)
+        gathered, reduced = 2.0 * training.width, engine_of(training).reduced_bytes(training)
         if training.whole_gradients:  # reduced once a step; in a pipeline weights stay gathered, too
             reduced /= training.micro_batches
             gathered /= training.micro_batches if training.pp > 1 else 1
@@ -304,10 +305,10 @@ class _StepModel:
             memory_b_s = self.machine.memory_gb_s * 1e9 * self.constants.memory
             return rank_params * moved_bytes / memory_b_s, 0.0
         # All gradients are summed on the host.
-        moved = rank_params * (4 + 2) / self.links.host_b_s
+        moved = rank_params * (4 + training.width) / self.links.host_b_s
         updated = rank_params * moved_bytes / (VALUES["host.memory_b_s"] / self.links.per_node)
         if training.offload == "full":
-            moved += rank_params * 2 * 2 * training.micro_batches / self.links.host_b_s
+            moved += rank_params * 2 * training.width * training.micro_batches / self.links.host_b_s
         return 0.0, moved + updated
 
     def _products_s(self, training: Training, rates: Rates) -> float:

@@ -1,10 +1,12 @@
 """`--wait` and Ctrl-C, however often and whenever it comes. squeue and scancel are scripts that note their calls."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from hpc_gpt.cli.submit_answer import with_interrupts
 from hpc_gpt.core.errors import JobRefused, SlurmUnreachable
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import cancel_job
@@ -50,6 +52,19 @@ def wait(clients: Path, run: RunFolder, state: str, ctrl_c: str, **more: str) ->
     done = python("-c", WAIT, run.path, env={**os.environ, "CTRL_C": ctrl_c, **more})
     assert "KeyboardInterrupt" in done.stderr.splitlines()[-1], done.stderr
     return (clients / "squeue.calls").read_text().splitlines()
+
+
+def test_ctrl_c_just_after_a_submission_is_the_waits():
+    said = []
+
+    def show() -> None:
+        signal.raise_signal(signal.SIGINT)
+        said.append("the run's job")
+
+    assert with_interrupts(show, wait=True) == 1
+    with pytest.raises(KeyboardInterrupt):
+        with_interrupts(show, wait=False)
+    assert len(said) == 2
 
 
 def test_ctrl_c_cancels_a_job_that_waits(clients, run):

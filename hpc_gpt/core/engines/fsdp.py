@@ -85,7 +85,7 @@ class Fsdp(EngineFacts):
         """The traffic of an update: weights that stay gathered are gathered anew after it."""
         if training.program_states is not None:
             return super().update_traffic(training)
-        return self.reduced_bytes(training), 4.0 if training.dtype == "fp32" else 2.0
+        return self.reduced_bytes(training), training.width
 
     def blocks_gathered(self, training: Training) -> int:
         if training.program_states is not None:
@@ -98,7 +98,7 @@ class Fsdp(EngineFacts):
         """
         if is_whole(training):
             return 0.0, 0.0
-        shape, width = training.shape, 4 if training.dtype == "fp32" else 2
+        shape, width = training.shape, training.width
         layer = training.layer_params * self.blocks_gathered(training)
         outer = sum(outer_params(shape, training.tp, training.pp, stage) for stage in {0, training.pp - 1})
         reduced = width + (0 if training.grad_sum in ("bf16", "fp16") else 4) if gradients else 0

@@ -287,7 +287,8 @@ class MegatronLm(EngineFacts):
         return LOGIT_IN_PLACE if training.shape.is_mixture else 10.0
 
     def reduced_bytes(self, training: Training) -> float:
-        summed = training.grad_sum or ("fp32" if training.dtype == "bf16" else "fp16")
+        # Sums of bf16 are fp32 by accumulate_allreduce_grads_in_fp32; else they have the weights' dtype.
+        summed = training.grad_sum or ("fp16" if training.dtype == "fp16" else "fp32")
         return 4.0 if summed == "fp32" else 2.0
 
     def engine_with_deepspeed(self, has_stages: bool) -> str | None:

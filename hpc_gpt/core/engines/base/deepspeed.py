@@ -81,7 +81,7 @@ class DeepspeedFacts(EngineFacts):
         stage, dp, dtype = training.zero_stage, training.data_ranks, training.dtype
         if self._takes_bf16_optimizer(training):
             return StateBytes(2, 4, (4 + training.moments) / dp, 4, 0)
-        weight = 4 if dtype == "fp32" else 2
+        weight = training.width
         gradient = 4 if dtype == "bf16" else weight
         states = zero_states(training, weight, gradient, 0 if dtype == "fp32" and not stage else 4)
         if training.offload != "none" and stage in (1, 2):
@@ -120,7 +120,7 @@ class DeepspeedFacts(EngineFacts):
         norm = 0.0 if self._takes_bf16_optimizer(training) else 8 * largest
         if stage == 3 or dtype == "bf16":
             return max(norm, share * made)
-        return max(norm, share * max(4 if dtype == "fp32" else 2, made + (0 if dtype == "fp32" else -2)))
+        return max(norm, share * max(training.width, made + (0 if dtype == "fp32" else -2)))
 
     # --- communication
 
@@ -135,7 +135,7 @@ class DeepspeedFacts(EngineFacts):
         if training.program_states is not None or stage == 0:
             return super().update_traffic(training)
         summed = self.reduced_bytes(training) * (training.micro_batches if stage == 2 else 1)
-        return summed, summed + (4.0 if training.dtype == "fp32" else 2.0)
+        return summed, summed + training.width
 
     # --- buffers
 
@@ -146,7 +146,7 @@ class DeepspeedFacts(EngineFacts):
         owns_all = training.data_ranks == 1 and training.program_states is None and training.offload != "full"
         if training.zero_stage != 3 or owns_all:
             return 0.0, 0.0
-        shape, width = training.shape, 4 if training.dtype == "fp32" else 2
+        shape, width = training.shape, training.width
         layer = training.layer_params
         outer = sum(outer_params(shape, training.tp, training.pp, stage) for stage in {0, training.pp - 1})
         live = max(layer, min(LIVE_ELEMENTS, shape.layers * layer + outer))
@@ -159,7 +159,7 @@ class DeepspeedFacts(EngineFacts):
         gradient longer than a bucket is reduced by itself; DeepSpeed allocates a bucket of the whole configured
         length."""
         stage, ranks = training.zero_stage, training.data_ranks
-        width = 4 if training.dtype == "fp32" else 2
+        width = training.width
         sent = 2 if training.dtype == "fp16" else 4  # data_types.grad_accum_dtype, communication_data_type
         bucket = self.bucket_elements(training)
         filled, norm = min(bucket, params), 0.0

@@ -315,7 +315,7 @@ class EngineFacts(States):
         The log-softmax, its gradient and the gradient of the logits, all in fp32 whatever the dtype, 4 each. Over tp:
         the softmax, the gradient, and its copy in 16 bits. Compiled: the logits and their gradient.
         """
-        width = 4.0 if training.dtype == "fp32" else 2.0
+        width = training.width
         if self.overwrites_logits(training):
             return width
         if training.tp > 1:
@@ -328,7 +328,7 @@ class EngineFacts(States):
         The logits, their fp32 copy, and the log-softmax, which overwrites the copy over tp. In fp32 the copy is only
         made to drop the padding of the vocabulary. Compiled, or in one pass: only the logits.
         """
-        width = 4.0 if training.dtype == "fp32" else 2.0
+        width = training.width
         if training.one_pass_loss or training.compiled_loss:
             return width
         if training.tp > 1:
@@ -345,9 +345,9 @@ class EngineFacts(States):
 
     def update_traffic(self, training: Training) -> tuple[float, float]:
         """Bytes per parameter that rings over cp x dp send for a step's update, if weights are not sharded: (to sum up
-        gradients, on the way back). A sharded optimizer gathers weights, 2 bytes each, any other the sums."""
+        gradients, on the way back). A sharded optimizer gathers weights, any other the sums."""
         summed = self.reduced_bytes(training)
-        return summed, 2.0 if training.sharded_optimizer else summed
+        return summed, training.width if training.sharded_optimizer else summed
 
     def sends_parts(self, training: Training) -> bool:
         """Whether each of tp ranks routes its part of a micro-batch's tokens and sends copies of it to experts, whose

@@ -148,6 +148,11 @@ class Training:
         return self.layout.gpus
 
     @property
+    def width(self) -> int:
+        """Bytes of a number in the passes."""
+        return 4 if self.dtype == "fp32" else 2
+
+    @property
     def optimizer_facts(self) -> OptimizerFacts:
         return optimizer_named(self.optimizer)
 
