@@ -7,6 +7,7 @@ it may make none, what its ended children took counts alone.
 import contextlib
 import os
 import re
+import tempfile
 from collections import defaultdict
 from collections.abc import Generator
 from pathlib import Path
@@ -79,17 +80,20 @@ def _own_usage_file() -> Path | None:
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         hierarchy, file = ("cpuacct", "cpuacct.usage") if "cpuacct" in controllers else ("", "cpu.stat")
-        folder = _ROOT / hierarchy / path.strip("/") / f"tests-{os.getpid()}"
-        if controllers in ("", "cpuacct", "cpu,cpuacct", "cpuacct,cpu"):
+        own = _ROOT / hierarchy / path.strip("/")
+        if controllers in ("", "cpuacct", "cpu,cpuacct", "cpuacct,cpu") and (own / file).is_file():
             with contextlib.suppress(OSError):
-                folder.mkdir()
+                # Not by the pid: a group of an earlier session may be there still.
+                folder = Path(tempfile.mkdtemp(prefix="tests-", dir=own))
                 (folder / "cgroup.procs").write_text(str(os.getpid()))
                 return folder / file
     return None
 
 
 def _leave_group(file: Path) -> None:
-    """The process goes back to where it was; a group that a daemon is still in stays."""
+    """The process goes back to where it was; a group that a daemon is still in stays, and with it those around it."""
     with contextlib.suppress(OSError):
         (file.parent.parent / "cgroup.procs").write_text(str(os.getpid()))
-        file.parent.rmdir()
+    for group in (*file.parent.glob("tests-*"), file.parent):
+        with contextlib.suppress(OSError):
+            group.rmdir()

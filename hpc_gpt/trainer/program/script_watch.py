@@ -111,7 +111,7 @@ class ScriptWatch:
         # When the script was asked to end: {pid: start time} of its processes, {pid: command} of its programs.
         self._before, self._programs = dict[int, str](), dict[int, bytes]()
         self._queued: re.Match[str] | None = None
-        self._copies = copied_files(attempt.folder)
+        self._copies: list[tuple[Path, Path]] | None = None  # until the script's start has made the files
         self._globs, self._found = self._read_globs(), set[Path]()
         self._inodes = set[tuple[int, int]]()  # a file that gets another name is not found again
         started = attempt.folder / "attempt.json"
@@ -194,7 +194,9 @@ class ScriptWatch:
         lines += late
         for line in lines:
             self._queued = (_QUEUED.search(line) or self._queued) if "ubmitted" in line else self._queued
-        for log, copy in self._copies:
+        if self._copies is None and self._attempt.outputs.exists():
+            self._copies = copied_files(self._attempt.folder)
+        for log, copy in self._copies or ():
             copy_more(log, copy)
         grew = any(file.grew for file in self._files)
         if grew and not lines:

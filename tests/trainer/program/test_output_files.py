@@ -4,6 +4,7 @@ import errno
 import gzip
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.trainer.program.output_files import copied_files, copy_more, make_outputs
 from tests.cli.command import in_process
+from tests.programs import put
 from tests.waiting import wait_for
 
 JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NAME": "gpt"}
@@ -142,7 +144,11 @@ echo more
 def test_on_this_machine_they_are_there_before_the_first_line(tmp_path, elsewhere) -> None:
     (error := elsewhere / "err").write_text("mine\n")
     (tmp_path / "train.slurm").write_text(FIRST.format(error=error))
-    own = {"HPC_GPT_LOGS": str(tmp_path / "logs")}
+    # The watch has begun before the files are there.
+    begun = 'until [ -e "$HPC_GPT_RUN/attempts/1/trainer.json" ]; do sleep 0.05; done'
+    slow = f'case "$*" in *program.start*) {begun} ;; esac'
+    python = put(tmp_path / "python", f'#!/bin/sh\n{slow}\nexec {sys.executable} "$@"\n')
+    own = {"HPC_GPT_LOGS": str(tmp_path / "logs"), "HPC_GPT_PYTHON": str(python)}
     words = ("--cluster", "local", "--wait", "--set", "notify.command=exit 9", "train.slurm")
     in_process("submit", *words, cwd=tmp_path, environment=own, code=0)
     assert (tmp_path / "seen").read_text() == "regular empty file\nregular file\n"
