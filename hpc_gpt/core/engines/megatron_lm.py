@@ -8,6 +8,7 @@ from typing import Any
 from hpc_gpt.core.engines.base.facts import EngineFacts
 from hpc_gpt.core.engines.base.megatron_experts import (
     OVERLAP,
+    broken_by_overlap,
     expert_fault,
     overlap_faults,
     split_faults,
@@ -248,10 +249,9 @@ class MegatronLm(EngineFacts):
         if training.tp > 1 and training.sequence_parallel and not training.tp_overlap:
             arguments.append("--tp-comm-overlap")
             changed["tp_overlap"] = True
-        # Two micro-batches at once, which need what `overlap_faults` refuses otherwise.
-        pairs = training.micro_batches > 1 and training.dispatcher != "allgather" and training.dtype != "fp32"
-        pairs = pairs and not recomputation(training.recompute).repeats("moe") and (training.pp == 1 or training.vp > 1)
-        if training.ep > 1 and pairs and not training.ep_overlap:
+        pairs = training.micro_batches > 1 and not recomputation(training.recompute).repeats("moe")
+        broken = broken_by_overlap(training.layout, training.vp > 1, training.dispatcher, training.dtype)
+        if pairs and not broken and not training.ep_overlap:
             arguments.append(OVERLAP)
             changed["ep_overlap"] = True
         return tuple(arguments), changed

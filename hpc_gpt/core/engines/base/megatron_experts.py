@@ -100,23 +100,30 @@ def refused(what: str, quote: str, hint: str) -> Fault:
     return Fault(f'{what}, which Megatron-LM refuses here: "{quote}" ({source})', hint)
 
 
-def overlap_faults(layout: Layout, dtype: str, own: Mapping[str, str]) -> Iterator[Fault]:
-    """The faults of --overlap-moe-expert-parallel-comm, if it is among the user's own options (`values_of`); those of
+def broken_by_overlap(layout: Layout, has_chunks: bool, dispatcher: str | None, dtype: str) -> list[str]:
+    """Megatron-Core's conditions of --overlap-moe-expert-parallel-comm that do not hold, in its words; those of
     recomputation are with it."""
+    subject = "overlap_moe_expert_parallel_comm is"
+    conditions = {
+        f"{subject} only supported with expert model parallelism": layout.ep > 1,
+        "virtual_pipeline_model_parallel_size must be specified when pipeline_model_parallel_size > 1": has_chunks
+        or layout.pp == 1,
+        f"{subject} supported with alltoall/flex token dispatcher": dispatcher != "allgather",
+        f"{subject} only supported with bf16 or fp16 model": dtype != "fp32",
+    }
+    return [quote for quote, holds in conditions.items() if not holds]
+
+
+def overlap_faults(layout: Layout, dtype: str, own: Mapping[str, str]) -> Iterator[Fault]:
+    """The faults of --overlap-moe-expert-parallel-comm, if it is among the user's own options (`values_of`)."""
     if OVERLAP not in own:
         return
     has_chunks = any("virtual" in word or "pipeline-model-parallel-layout" in word for word in own)
-    lacks_chunks, subject = layout.pp > 1 and not has_chunks, "overlap_moe_expert_parallel_comm is"
-    conditions = {
-        f"{subject} only supported with expert model parallelism": layout.ep == 1,
-        "virtual_pipeline_model_parallel_size must be specified when pipeline_model_parallel_size > 1": lacks_chunks,
-        f"{subject} supported with alltoall/flex token dispatcher": own.get(DISPATCHER) == "allgather",
-        f"{subject} only supported with bf16 or fp16 model": dtype == "fp32",
-        "disable moe_shared_expert_overlap when enabling overlap_moe_expert_parallel_comm": SHARED_OVERLAP in own,
-    }
-    for quote, is_broken in conditions.items():
-        if is_broken:
-            yield refused(f"engine.megatron_args has {OVERLAP}", quote, f"leave {OVERLAP} out")
+    broken = broken_by_overlap(layout, has_chunks, own.get(DISPATCHER), dtype)
+    if SHARED_OVERLAP in own:
+        broken.append("disable moe_shared_expert_overlap when enabling overlap_moe_expert_parallel_comm")
+    for quote in broken:
+        yield refused(f"engine.megatron_args has {OVERLAP}", quote, f"leave {OVERLAP} out")
 
 
 def values_of(words: Sequence[str]) -> dict[str, str]:
