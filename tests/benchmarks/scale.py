@@ -124,7 +124,7 @@ def jobs(folder: Path, count: int) -> Callable[[], int]:
     def work() -> int:
         with variables(PATH=f"{folder}:{os.environ['PATH']}"):
             words, silence = _slurm_states(ids, lambda client: client.answer(300), None)
-        assert (len(words or ()), silence) == (count + 1, "")
+        assert (len(words or ()), silence) == (2 * count + 1, ""), "with each element, and the array"
         return sum(map(len, ids))
 
     return work

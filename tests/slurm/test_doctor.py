@@ -53,15 +53,17 @@ def test_a_spare_takes_the_place_of_a_bad_node(teller: Teller) -> None:
     assert "d3 takes the place of a bad node" in job.log()
     assert "2 ranks on d2,d3, " in job.log()
 
+    asked = ("--cluster", str(profile), "--engine", "ddp", "--tp", "1", "--pp", "1")
+
     def bad_nodes() -> list[dict[str, Any]]:
-        bad = json.loads(teller.launcher.run("doctor", "--cluster", str(profile), "--json")[0])["bad_nodes"]
+        bad = json.loads(teller.launcher.run("doctor", *asked, "--json")[0])["bad_nodes"]
         assert isinstance(bad, list)
         return bad
 
     (bad,) = bad_nodes()
     assert (bad["node"], bad["everyone"], bad["run"]) == ("d1", True, job.run.run_id)
     assert words in bad["why"]
-    teller.launcher.run("doctor", "--cluster", str(profile), "--forgive", "d1")
+    teller.launcher.run("doctor", *asked, "--forgive", "d1")
     assert bad_nodes() == []
 
 

@@ -24,13 +24,17 @@ _REST_S = 0.2
 
 
 def _pause(steps, rests, done=[]):  # noqa: B006  (the hook's memory)
+    rests = float("inf") if rests else 0  # before so many lines
+
     def hook(event, arguments):
+        nonlocal rests
         if event != "open" or done or not isinstance(arguments[0], (str, os.PathLike)):
             return
         found = _NAME.search(os.fspath(arguments[0]))
         if not found or found[1] != os.environ.get("HPC_GPT_ATTEMPT"):
             return
         if rests:
+            rests -= 1
             time.sleep(_REST_S)
         if not 0 < int(found[1]) <= len(steps) or not os.path.exists(found.string):
             return
@@ -42,7 +46,8 @@ def _pause(steps, rests, done=[]):  # noqa: B006  (the hook's memory)
         if paused:
             steps[int(found[1]) - 1] = float("inf")
             os.kill(os.getpid(), signal.SIGSTOP)
-            time.sleep(_REST_S)  # a signal that came meanwhile is heard by another thread, within a few short steps
+            time.sleep(_REST_S)  # what came meanwhile, a signal or a request, is heard by another thread
+            rests = max(rests, 5)
 
     sys.addaudithook(hook)
 

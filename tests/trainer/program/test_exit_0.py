@@ -216,7 +216,7 @@ def test_a_script_here_has_one_start_and_why_says_it(tmp_path: Path, lines: str,
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("lines", "begins_s", "follows_s", "ended"),
-    [("no-such-trainer; echo over", 6, 0, "user_error"), ("sleep 6; no-such-trainer; echo over", 0, 15, "user_error")],
+    [("no-such-trainer; true", 6, 0, "user_error"), ("sleep 6; no-such-trainer; true", 0, 15, "user_error")],
 )
 def test_a_slow_machine_changes_no_verdict(tmp_path: Path, monkeypatch, lines, begins_s, follows_s, ended) -> None:
     """Python takes so many seconds to start, for the script and for its watch."""

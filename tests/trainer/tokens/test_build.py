@@ -71,7 +71,7 @@ def test_a_refused_disk_leaves_nothing(tmp_path: Path) -> None:
     [
         ("build_stdlib().sha", [".tokens"]),
         ("build_stdlib_shards()", ["-shards"]),
-        ("build_stdlib_megatron()", ["-megatron.bin", "-megatron.idx"]),
+        ("build_stdlib_megatron()", ["-megatron.bin", "-megatron.bytes", "-megatron.idx"]),
     ],
 )
 def test_two_builders_of_the_standard_library_at_once(tmp_path: Path, build: str, suffixes: list[str]) -> None:
