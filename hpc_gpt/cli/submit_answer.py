@@ -129,14 +129,15 @@ def print_lack_of_files(runs: Sequence[Resolved]) -> None:
 
 
 def with_interrupts(show: Callable[[], None], wait: bool) -> int:
-    """Calls `show` to its end, and returns 1 if Ctrl-C came meanwhile, for the wait to handle; without a wait it is
-    raised. A run is submitted already: a Ctrl-C that ended the command would leave it running."""
+    """Calls `show`, for a wait to its end, and returns 1 if Ctrl-C came meanwhile, for the wait to handle: one that
+    ended the command would leave the submitted run going. Without a wait it is raised at once."""
+    if not wait:
+        show()
+        return 0
     try:
         with interrupts_wait():
             show()
     except KeyboardInterrupt:
-        if not wait:
-            raise
         return 1
     return 0
 
