@@ -58,7 +58,7 @@ class ProgramFacts:
     planned: int = 0
     """The number of planned steps; 0 if that is not known."""
     spacing: int = 0
-    """Its log has a line every so many steps."""
+    """Its log has a line every so many steps; 0 if that is not known."""
     said: PrintedEnd = PrintedEnd()
     ran_s: float | None = None
     """Seconds that the program ran; None if that is not known."""
@@ -207,12 +207,12 @@ def read_said(attempt: Attempt) -> PrintedEnd:
 
 def facts_of(attempt: Attempt, code: int, planned: int, printed: PrintedEnd) -> ProgramFacts:
     """The facts of an attempt whose program ended with `code`. `planned`: by the settings, 0 if the log says it."""
-    steps, spacing = _last_steps(attempt)
+    step, has_stepped, spacing = _last_step(attempt)
     seconds = attempt.script_exit().get("seconds")
     return ProgramFacts(
         code if code >= 0 else 128 - code,
-        steps[0],
-        len(steps) > 1,
+        step,
+        has_stepped,
         planned or printed.planned or int(attempt.last_metrics().get("steps_planned") or 0),
         spacing,
         printed,
@@ -220,25 +220,34 @@ def facts_of(attempt: Attempt, code: int, planned: int, printed: PrintedEnd) -> 
     )
 
 
-def _last_steps(attempt: Attempt) -> tuple[list[int], int]:
-    """Returns (steps, spacing). `steps`: at most the last two steps of the attempt's log, newest first, then the
-    step after which it began, as far as that is known. `spacing`: steps from one line to the next; 0 if another
-    stage or epoch has begun."""
-    lines = itertools.islice(stored_lines_from_end(attempt.metrics), 2)
+def _last_step(attempt: Attempt) -> tuple[int, bool, int]:
+    """Returns (the last step of the attempt's log, or the step after which it began, as far as that is known; whether
+    its log has a step; steps from one line to the next). The last one is by the newest start of the run that has two
+    lines, as the step after which a start began says nothing of them; 0 without one, or if another stage or epoch has
+    begun."""
+    steps = _last_two(attempt)
+    if len(steps) > 1:
+        return steps[0], True, max(0, steps[0] - steps[1])
+    earlier = RunFolder(attempt.folder.parents[1]).before(attempt)
     begun = attempt.trainer().get("resumed_step")
-    begun = last_logged(RunFolder(attempt.folder.parents[1]).before(attempt)) if begun is None else begun
-    steps = [*(int(line.get("step") or 0) for line in lines), begun]
-    return steps, max(0, steps[0] - steps[1]) if len(steps) > 1 else 0
+    begun = last_logged(earlier) if begun is None else begun
+    newer, older = next((two for two in map(_last_two, reversed(earlier)) if len(two) > 1), (0, 0))
+    return (steps or [begun])[0], bool(steps), max(0, newer - older)
+
+
+def _last_two(attempt: Attempt) -> list[int]:
+    """The last two steps of the attempt's log at most, newest first."""
+    return [int(line.get("step") or 0) for line in itertools.islice(stored_lines_from_end(attempt.metrics), 2)]
 
 
 def has_last_line(attempt: Attempt, planned: int) -> bool:
     """Whether a program that runs has printed its last line of a step. `planned`: by the settings, 0 if its log says
     it."""
-    steps, spacing = _last_steps(attempt)
+    step, has_stepped, spacing = _last_step(attempt)
     first = next(iter(read_stored_lines(attempt.metrics, first_bytes=_FIRST_BYTES)), {})
     planned = planned or int(attempt.last_metrics().get("steps_planned") or 0)
-    is_last = 0 < planned <= steps[0] + (first.get("step") == 0)
-    return len(steps) > 1 and (is_last or not is_step_due(steps[0], spacing, planned))
+    is_last = 0 < planned <= step + (first.get("step") == 0)
+    return has_stepped and (is_last or not is_step_due(step, spacing, planned))
 
 
 def last_logged(attempts: Sequence[Attempt]) -> int:

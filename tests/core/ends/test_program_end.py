@@ -166,6 +166,26 @@ def test_what_all_tasks_said_and_the_facts_of_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("starts", "planned", "says"),
+    [
+        ([[5500]], 10_000, "ends by itself at 5,500 of 10,000 steps"),
+        ([[500]], 900, "ends by itself at 500 of 900 steps"),
+        ([[100, 200, 300], [700]], 900, "ends by itself at 700 of 900 steps"),
+        ([[100, 200, 300], [400]], 440, "440 of 440 steps"),  # the lines of the start before are 100 steps apart
+        ([[10, 20], [97], [98]], 99, "99 of 99 steps"),
+        ([[97], [98]], 99, "ends by itself at 98 of 99 steps"),
+    ],
+)
+def test_a_single_line_says_nothing_of_the_steps_between_lines(tmp_path: Path, starts, planned, says) -> None:
+    for steps in starts:
+        attempt = add_attempt(RunFolder(tmp_path), [], None)
+        attempt.metrics.write_text("".join(json.dumps({"step": step}) + "\n" for step in steps))
+    end = end_of_program(facts_of(attempt, 0, planned, PrintedEnd()))
+    assert end is not None
+    assert str(end.cause).startswith(says)
+
+
+@pytest.mark.parametrize(
     ("step", "said", "ended"), [(9, PrintedEnd(), "done"), (8, PrintedEnd(), "walltime"), (9, SURE, "walltime")]
 )
 def test_the_time_limit_after_the_last_planned_step(tmp_path: Path, step: int, said: PrintedEnd, ended: str) -> None:

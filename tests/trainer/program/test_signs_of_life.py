@@ -146,6 +146,7 @@ def test_the_last_line_of_the_metrics_is_the_last_step_made() -> None:
         (range(10, 91, 10), 99, True),  # then it evaluates
         (range(10, 91, 10), 100, False),
         (range(0, 91, 10), 100, False),
+        ((5500,), 10_000, False),  # a single line does not say how far apart lines are
         ((), 100, False),
     ],
 )
