@@ -89,10 +89,15 @@ def everyone_waits(cause: Failure, failures: Sequence[Failure], parts: Sequence[
     return f"all {size} ranks report it" if whole and len({*numbers.values()}) == 1 else ""
 
 
+def has_left(failure: Failure) -> bool:
+    """Whether it is a launcher's message that a rank, which it names, ended with an error."""
+    return failure.rank is not None and bool(_OWN_EXIT.search(failure.message))
+
+
 def only_one_that_left(echoes: Sequence[Failure]) -> Failure | None:
     """The launcher's message about the only rank that ended with an error, or about the first one; None if it names
     several."""
-    left = [failure for failure in echoes if failure.rank is not None and _OWN_EXIT.search(failure.message)]
+    left = [failure for failure in echoes if has_left(failure)]
     if any(_LOCAL_RANK.search(failure.message) for failure in echoes):
         left = [failure for failure in left if not _TASKS.match(failure.message)]  # a task is a launcher of many ranks
     if root := [failure for failure in left if failure.message.endswith(FIRST_OBSERVED)]:

@@ -5,7 +5,8 @@ The rules, in this order:
 1. A line that several patterns match is one failure, of the most specific class. Of the lines of one failure (some 20
    lines of one rank without a step between) a specific class wins over `error`, in whatever order. An exception that
    quotes another's traceback is left out: the quoted one counts (`part_failures.without_quotes`).
-2. A failure was survived, and ended nothing, if the same log has a step after it. The same holds for a failure in
+2. A failure was survived, and ended nothing, if the same log has a step after it; two, if it is of another rank than
+   the one that prints them, as that one may still print the step in which the other failed. The same holds for a failure in
    another file if both have times of day, or if the program says that it is done after all planned steps; and for an
    exception that Python says it ignored. In a file without steps, beside a file with steps, a process that never began
    (`python: command not found`) was survived, and so was everything before the lines in which the program says what it
@@ -48,6 +49,7 @@ from hpc_gpt.reader.failures.blame import (
     MISSING,
     OF_JAX,
     everyone_waits,
+    has_left,
     node_of_failure,
     node_the_launcher_names,
     nodes_of_tasks,
@@ -232,7 +234,9 @@ def _failures(
     survived: list[Failure] = []
     open_: list[Failure] = []
     said_done = reached_end and any(ended == "done" for part in parts for ended, _ in part.ends)
-    trained_at = max((at for part in parts if (at := last_step_at(part)) is not None), default=-math.inf)
+    trained_at, trained_by_others_at = (
+        max((at for part in parts if (at := last_step_at(part, nth)) is not None), default=-math.inf) for nth in (1, 2)
+    )
     has_trained = any(map(prints_steps, parts))
     failed = with_years(parts, [found_in(part) for part in parts])
     of_ranks = {part.file: _OwnFailures() for part in parts}
@@ -247,18 +251,23 @@ def _failures(
         # Ranks may print late: a single step of another rank does not show that a failure was survived.
         trained, trained_by_others = last_line(part, 1), last_line(part, 1 if reached_end else 2)
         begun_at, outlived_stop = first_line(part), last_line(part, _STEPS_WHILE_STOPPED)
-        for failure in join_blocks(of_part):
+        blocks = join_blocks(of_part)
+        step_rank = part.step_rank if rank is None else rank
+        left = max((one.place.line for one in blocks if has_left(one) and one.rank != (step_rank or 0)), default=0)
+        for failure in blocks:
             failure = replace(failure, rank=rank) if failure.rank is None and rank is not None else failure
             if asked_for_gpus and failure.to_do == GPU_MISSING:
                 failure = replace(failure, ended="node_failure", to_do=GPU_MISSING_ON_NODE)
             if failure.ended == "gpu_memory" and (to_do := held_by_others(failure.message)):
                 failure = replace(failure, to_do=to_do)
             failures.append(failure)
-            other = failure.rank is not None and failure.rank != (part.step_rank if rank is None else rank)
+            # Without a label it may be of the rank that, as its launcher says below, ended beside the one with the steps.
+            other = failure.place.line < left if failure.rank is None else failure.rank != step_rank
             before = failure.place.line < (trained_by_others if other else trained)
             if begun_at < failure.place.line and _STOPS_STEPS.match(failure.message):
                 before = failure.place.line < outlived_stop
-            before = before or (failure.at is not None and failure.at < trained_at - SKEW_S)
+            step_at = trained_by_others_at if other else trained_at
+            before = before or (failure.at is not None and failure.at < step_at - SKEW_S)
             # In a separate file without times nothing shows that a failure came after the last step.
             before = before or (said_done and failure.at is None and not trained and failure.ended != "node_failure")
             before = before or failure.place.line < begun

@@ -172,9 +172,10 @@ def last_setting(part: Part) -> int:
     return max(lines, default=0)
 
 
-def last_step_at(part: Part) -> float | None:
-    """The time of day of a part's last step, in epoch seconds; None without one."""
-    last = [steps["at"][-1] for steps in part.steps.values() if len(steps) and math.isfinite(steps["at"][-1])]
+def last_step_at(part: Part, nth: int = 1) -> float | None:
+    """The time of day of a part's last step, or of the `nth` from the end, in epoch seconds; None without one."""
+    ats = (steps["at"] for steps in part.steps.values() if len(steps) >= nth)
+    last = [at[-nth] for at in ats if math.isfinite(at[-nth])]
     return float(max(last)) if last else None
 
 
