@@ -11,7 +11,7 @@ from hpc_gpt.reader.lines.part import Fact, Part, PeakMemory, Place
 from hpc_gpt.reader.lines.step_rows import StepRows
 from hpc_gpt.reader.lines.tracebacks import Tracebacks
 
-_MOST_ROWS = 1 << 17  # lines of steps kept per file
+MAX_ROWS = 1 << 17  # lines of steps kept per file
 _MOST_VALUES = 8  # distinct values kept per fact
 MOST_PARTS = 2000
 # The most entries kept per part and per file; the others are only counted.
@@ -52,7 +52,7 @@ class GrowingParts:
         self.tracebacks = Tracebacks()
         # Counts that show how near the file is to its bounds.
         self.full = False  # MOST_PARTS is reached: no more lines of steps are read
-        self.most_rows = _MOST_ROWS  # rows per dialect and part
+        self.most_rows = MAX_ROWS  # rows per dialect and part
         self.kept_rows = 0  # rows kept of the file
         self.entries: dict[str, int] = {}  # key of _MOST -> entries kept of the file
         self.timer_lines: dict[str, int] = {}  # lines of this part, by timer if each has its own lines
@@ -141,16 +141,16 @@ class GrowingParts:
         return self.rows[-1][dialect]
 
     def bound_rows(self, rows: StepRows, before: int) -> None:
-        """Keeps the rows of the file within _MOST_ROWS after `rows` grew from `before` lines.
+        """Keeps the rows of the file within MAX_ROWS after `rows` grew from `before` lines.
 
         The longest parts are thinned first. How many rows a part keeps depends on the final numbers of lines, not on
         when this was called.
         """
         most = self.most_rows
         self.kept_rows += min(rows.count, most) - min(before, most)
-        if self.kept_rows > _MOST_ROWS:
+        if self.kept_rows > MAX_ROWS:
             every = [table_rows for part in self.rows for table_rows in part.values()]
-            while (kept_rows := sum(min(table_rows.count, most) for table_rows in every)) > _MOST_ROWS:
+            while (kept_rows := sum(min(table_rows.count, most) for table_rows in every)) > MAX_ROWS:
                 most //= 2
             self.most_rows, self.kept_rows = most, kept_rows
             for table_rows in every:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from hpc_gpt.core import output
 from hpc_gpt.core.errors import fault_words
+from hpc_gpt.reader.lines import trainer_state
 from hpc_gpt.reader.lines.growing_parts import LONGEST_LINE
 from hpc_gpt.reader.lines.line_kinds import NOTHING, UNKNOWN, LineBlock, kinds_for_a_log, zeroed
 from hpc_gpt.reader.lines.line_reader import LineReader
@@ -27,6 +28,7 @@ from hpc_gpt.reader.lines.tracebacks import LAST_FRAME
 READER_FAILED = "its reader failed"  # the begin of the reason if a fault of a reader leaves a file out
 _STRETCH = 1 << 16  # bytes
 _HEAD = 1 << 16  # bytes
+_DOCUMENT_HEAD = 1 << 12  # bytes
 _BEGIN = 60  # characters before a line's time: labels and the name of a logger
 # As `date` and nvidia-smi print it: `Tue Mar  5 10:03:33 CET 2024`.
 _OF_DATE = re.compile(
@@ -64,6 +66,9 @@ def _read_log(path: Path) -> LogRead:
     with Source(path) as source:
         if source.refused is not None:
             return LogRead(refused=source.refused)
+        if trainer_state.is_trainer_state(source.head[:_DOCUMENT_HEAD].decode("utf-8", "replace")):
+            text = source.document()
+            return LogRead([trainer_state.part_of(source.file, text)], len(text.splitlines()), source.left_out)
         reader, head = BlockReader(LineReader(source.file)), b""
         for chunk in source.chunks():
             head = head or chunk

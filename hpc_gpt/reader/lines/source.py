@@ -20,6 +20,7 @@ from hpc_gpt.reader.lines.csv_rows import with_names
 
 CHUNK = 1 << 20  # bytes
 HEAD = 1 << 16  # bytes that decide whether a file is a log
+MAX_DOCUMENT = 1 << 26  # bytes of a document that is read as a whole
 LONGEST_PIECE = 1 << 18  # bytes of a line, or between two carriage returns, that are read
 STDIN = "-"
 _ZSTANDARD = "compressed with zstandard, which is not read: zstdcat LOG | hpc-gpt report -"
@@ -63,7 +64,7 @@ _MOST_FOREIGN = 0.30
 class Source:
     """One log, opened. `refused`: why it is not a log; then there are no chunks.
 
-    `left_out`: reason -> how often something was skipped. `compressed`: by gzip.
+    `left_out`: reason -> how often something was skipped. `compressed`: by gzip. `head`: the first bytes of its text.
     """
 
     def __init__(self, path: Path) -> None:
@@ -73,7 +74,7 @@ class Source:
         self.compressed = False
         self.is_stdin = str(path) == STDIN
         self._stream: BinaryIO | None = None
-        self._head = b""
+        self._head = self.head = b""
         self._unread = 0
         try:
             self._open(path)
@@ -108,6 +109,16 @@ class Source:
         and so may one with the first 262,144 bytes of a longer line.
         """
         yield from with_names(self._whole_lines())
+
+    def document(self) -> str:
+        """The whole text, of which at most 64 MiB are read."""
+        text = bytearray()
+        for block in self._text() if self._stream is not None else ():
+            text += block
+            if len(text) > MAX_DOCUMENT:
+                self.leave_out("the rest of a document after its first 64 MiB")
+                break
+        return text[:MAX_DOCUMENT].decode("utf-8", "replace")
 
     def _whole_lines(self) -> Iterator[bytes]:
         if self._stream is None:
@@ -151,8 +162,8 @@ class Source:
             self._unread = status.st_size
         self._head = self._raw(HEAD)
         self.compressed = self._head.startswith(_GZIP)
-        plain = next(_unpacked(iter((self._head,)), {}), b"")[:HEAD] if self.compressed else self._head
-        why = not_a_log(plain)
+        self.head = next(_unpacked(iter((self._head,)), {}), b"")[:HEAD] if self.compressed else self._head
+        why = not_a_log(self.head)
         return self.refuse(why) if why else None
 
     def _raw(self, size: int) -> bytes:

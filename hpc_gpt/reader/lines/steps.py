@@ -41,6 +41,7 @@ _NOT_OF_FORM = frozenset(
     )
 )
 _FEWEST_WITH_LOSS = 2
+MIN_NAN_NORMS = 2  # with sound losses beside them: a single one may be a spike
 NOT_FINITE = {"grad_norm": 1, "loss": 2}  # the values of `not_finite`
 CROWDED_LINES = 50  # last lines in which an expert must have most tokens for a flag
 _NOW_AND_THEN = 0.1  # the share of lines that may lack a loss although one follows
@@ -77,7 +78,7 @@ class StepTable:
     Optional arrays of the same length: `line`, its number in the file; `attempt`, counted from 1; `counts`, whether the
     step led to the run's last state (False: a later attempt trained it again); `steady`, whether the step time is
     computed from it; `after_pause`, whether an evaluation or a save came between this line and the one before; `nan`,
-    whether it is a NaN step (`mark_nan`), which has no loss.
+    whether it is a NaN step (`mark_nan`).
     `files`: the file of the lines, by attempt.
 
     Of very many lines one in `stride` is stored, and the last one; `count` is the number of all lines. With a stride
@@ -130,9 +131,10 @@ class StepTable:
         return np.asarray(self["skipped"] > 0)
 
     def mark_nan(self, interval: int = 1, always: bool = False) -> None:
-        """Marks the NaN steps in `nan` and removes their losses. A NaN step has a loss or a gradient norm that was
-        printed as NaN or infinite, NaN iterations and no loss, or no loss in a line of a form whose earlier lines in
-        the attempt all have one. Steps that fp16's loss scaler skips are not NaN steps.
+        """Marks the NaN steps in `nan`. A NaN step has a loss or a gradient norm that was printed as NaN or infinite,
+        NaN iterations and no loss, or no loss in a line of a form whose earlier lines in the attempt all have one.
+        Steps that fp16's loss scaler skips are not NaN steps. Beside a gradient norm that is not finite a sound loss
+        stays; one of 0 stands for a NaN, as a Trainer filters it.
 
         `interval`: steps per line. `always`: every line without a loss is a NaN step.
         """
@@ -151,18 +153,20 @@ class StepTable:
         others = (bad == NOT_FINITE["loss"]) & (self["skipped"] < interval)
         self.nan = np.asarray(is_nan & (others | ~skipped))
         if "loss" in self and self.nan.any():
-            self.columns["loss"] = np.where(self.nan, np.nan, self.columns["loss"])
+            self.columns["loss"] = np.where(self.nan & (self["loss"] == 0), np.nan, self.columns["loss"])
 
     def nan_since(self, attempt: int) -> int | None:
-        """The row of the first of the NaN steps that end an attempt; None if a finite step follows the last NaN step.
-        Steps that fp16's loss scaler skips count as neither."""
+        """The row of the first of the NaN steps that end an attempt; None if a finite step follows the last NaN step, or
+        if these have sound losses and are fewer than MIN_NAN_NORMS. Steps that fp16's loss scaler skips count as
+        neither."""
         if not self.nan.any():
             return None
         rows = np.flatnonzero(self.attempt == attempt)
         finite = np.flatnonzero(~self.nan[rows] & ~self.is_skipped[rows])
         last = rows[finite[-1] + 1 :] if len(finite) else rows
         nan_rows = last[self.nan[last]]
-        return int(nan_rows[0]) if len(nan_rows) else None
+        ends = len(nan_rows) >= MIN_NAN_NORMS or not np.isfinite(self["loss"][nan_rows]).all()
+        return int(nan_rows[0]) if len(nan_rows) and ends else None
 
     def _form(self) -> Places:
         """A number per row for its form: its attempt and the fields that it has, without the loss."""

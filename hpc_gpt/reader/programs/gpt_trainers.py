@@ -70,13 +70,6 @@ _OLMO_CONFIGURATION = {
     "device_train_microbatch_size": "micro_batch", "device_train_grad_accum": "micro_batches",
 }  # fmt: skip
 
-_WHOLE = r"\d{1,12}"
-
-
-def _state(kind: str, key: str, group: str, number: str = NUMBER, end: str = "," + END) -> Pattern:
-    return Pattern(kind, START + rf"\"{key}\": (?P<{group}>{number}){end}", literal=f'"{key}": ', own=True)  # type: ignore[arg-type]
-
-
 _VERL = {
     "actor/pg_loss": "loss", "actor/grad_norm": "grad_norm", "actor/lr": "lr", "timing_s/step": "step_s",
     "(?:actor/)?perf/max_memory_allocated_gb": "memory_allocated_gib",
@@ -235,23 +228,6 @@ DIALECTS = (
         line("fact", "batch_size: {micro_batch}", LINE_START, own=True),
         line("fact", "gradient_accumulation_steps: {micro_batches}", LINE_START, own=True),
         Pattern("fact", LINE_START + r"dtype: (?P<dtype>bf16|fp16|fp32)" + END, own=True),
-    )),
-    # Hugging Face's `trainer_state.json`, which a Trainer writes beside each checkpoint: entries of several lines. An
-    # entry of `log_history` begins with its epoch and ends with its step; the entries of an evaluation and of the end
-    # have the epoch of the entry before them. The batch is per device. The step time is the runtime over the steps, as
-    # in the log.
-    Dialect("trainer_state", engine="hf", patterns=(
-        Pattern("fact", START + r"\"log_history\": \[" + END, facts={"engine": "hf"}),
-        _state("step", "epoch", "epoch"),
-        *(_state("more", key, group) for key, group in (("grad_norm", "grad_norm"), ("learning_rate", "lr"),
-            ("loss", "loss"), ("aux_loss", "balance_loss"), ("eval_loss", "loss_eval"),
-            ("num_input_tokens_seen", "consumed_tokens"))),
-        _state("more", "step", "step", _WHOLE, ",?" + END),
-        _state("total", "train_runtime", "runtime_s", NUMBER, ",?" + END),
-        _state("eval", "eval_runtime", "eval_s", NUMBER, ",?" + END),
-        *(_state("fact", key, group, _WHOLE) for key, group in (("logging_steps", "log_interval"),
-            ("max_steps", "steps_planned"), ("num_train_epochs", "epochs"))),
-        _state("fact", "train_batch_size", "micro_batch", _WHOLE, ",?" + END),
     )),
     # verl: a line per step with all metrics. Its loss is the policy's, its throughput tokens/s per GPU, its memory in
     # GiB. A step also generates and scores its samples. The tokens per step vary. Its batch counts prompts, and the

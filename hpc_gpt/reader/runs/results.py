@@ -66,9 +66,11 @@ def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
 
 
 def add_first_and_last_loss(draft: Draft, steps: StepTable) -> None:
-    """Adds the losses of the first and the last step that count; the last is NaN if NaN steps end the last attempt."""
+    """Adds the losses of the first and the last step that count; the last is NaN if steps without a finite loss end the
+    last attempt as NaN steps."""
     since = steps.nan_since(int(steps.attempt[-1])) if len(steps) else None
     loss = steps.columns.get("loss", np.zeros(0))
+    since = None if len(loss) and np.isfinite(loss[-1]) else since
     finite = np.flatnonzero(np.isfinite(loss) & steps.counts[: len(loss)])
     if len(finite):
         first, last = int(finite[0]), int(finite[-1])

@@ -122,7 +122,7 @@ def assert_same(text: str, size: int) -> None:
 @pytest.fixture
 def small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds that a short log reaches."""
-    monkeypatch.setattr(parts_module, "_MOST_ROWS", 16)
+    monkeypatch.setattr(parts_module, "MAX_ROWS", 16)
     monkeypatch.setattr(step_rows, "PENDING", 4)
     monkeypatch.setattr(parts_module, "MOST_PARTS", 4)
     monkeypatch.setattr(read_log, "_MOST_LINES", 3)

@@ -92,6 +92,9 @@ DOES_NOT: dict[str, tuple[list[str], int]] = {
     "skipped as the last line": ([*map(sound, FEW), megatron(8, skipped=1, scale=1024.0)], 0),
     "skipped, with a gradient norm": ([*map(sound, FEW), megatron(8, "7.1E+00", "nan", skipped=1)], 0),
     "DeepSpeed's overflow": ([*map(titan, FEW), OVERFLOW, titan(8, norm="inf")], 0),
+    "one gradient norm alone, at the end": ([*map(titan, FEW), titan(8, norm="nan")], 1),
+    "one gradient norm alone, of HF": ([*map(hf, FEW), hf(8, "2.4", "nan")], 1),
+    "one gradient norm alone, of Megatron": ([*map(sound, FEW), megatron(8, "7.1E+00", "nan")], 1),
     "a finite step after it": ([*map(sound, FEW), megatron(8, "nan"), megatron(9, norm="nan"), sound(10)], 2),
     "a loss now and then": (
         [sound(1), *(megatron(step) for step in (2, 3)), sound(4), *(megatron(step) for step in (5, 6))],
@@ -112,7 +115,7 @@ def test_a_log_that_ends_with_nan(name: str, tmp_path: Path) -> None:
     why, record = read(lines, tmp_path)
     assert (why.ended, record["ended"], record["nan_steps"]) == ("nan", "nan", count)
     assert why.text == f"nan since {since}"
-    assert record["loss_last"] is None
+    assert record["loss_last"] == (7.102 if name == "a gradient norm alone" else None)
     assert any("not a number" in flag for flag in record["flags"])
 
 
@@ -123,6 +126,14 @@ def test_a_log_that_does_not(name: str, tmp_path: Path) -> None:
     assert (why.ended, record["nan_steps"] or 0) == ("unknown", count)
     assert record["loss_last"] is not None
     assert any("not a number" in flag for flag in record["flags"]) is bool(count)
+
+
+@pytest.mark.parametrize("line", [titan, hf, megatron])
+def test_a_gradient_norm_of_nan_takes_no_loss(line: Callable[..., str], tmp_path: Path) -> None:
+    losses = {1: "9.25", 2: "8.5", 3: "8.0", 4: "7.5"}
+    lines = [line(step, loss, *(["nan"] if step in (1, 4) else [])) for step, loss in losses.items()]
+    _, record = read(lines, tmp_path)
+    assert (record["loss_first"], record["loss_last"], record["nan_steps"]) == (9.25, 7.5, 2)
 
 
 def test_another_known_end_keeps_its_class(tmp_path: Path) -> None:
@@ -155,7 +166,8 @@ def test_an_attempt_that_ends_with_nan(change: Callable[[dict], None], tmp_path:
     attempt = add_attempt(run, lines, "nan")
     assert (read_cause(attempt).ended, read_cause(attempt).cause) == ("nan", "nan since step 10")
     read = read_own(run)
-    assert (read.record.nan_steps, read.record.to_tables()["loss_last"]) == (2, None)
+    assert read.record.nan_steps == 2
+    assert (read.record.to_tables()["loss_last"] is None) is (change is not norm_at_end)
     assert np.flatnonzero(read.steps.nan).tolist() == [9, 10]
     assert str(read.record.cause).startswith("nan since step 10")
 
