@@ -156,8 +156,8 @@ class StepTable:
             self.columns["loss"] = np.where(self.nan & (self["loss"] == 0), np.nan, self.columns["loss"])
 
     def nan_since(self, attempt: int) -> int | None:
-        """The row of the first of the NaN steps that end an attempt; None if a finite step follows the last NaN step, or
-        if these have sound losses and are fewer than MIN_NAN_NORMS. Steps that fp16's loss scaler skips count as
+        """The row of the first of the NaN steps that end an attempt; None if a finite step follows the last NaN step,
+        or if these have sound losses and are fewer than MIN_NAN_NORMS. Steps that fp16's loss scaler skips count as
         neither."""
         if not self.nan.any():
             return None
