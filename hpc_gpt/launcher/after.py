@@ -31,7 +31,7 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
-from hpc_gpt.core.slurm.clients import Answer, accounted_states, queued_jobs, sbatch_failed
+from hpc_gpt.core.slurm.clients import Answer, accounted_states, queued_jobs, sbatch_failed, squeue_rows
 from hpc_gpt.core.slurm.environment import leaked_variables
 from hpc_gpt.core.slurm.sbatch_words import read_options, sizes_of
 from hpc_gpt.launcher.local.gpus import choice_variables
@@ -93,7 +93,7 @@ class SlurmQueue:
         answer = self._ask("named", job.name)
         if answer.code != 0:
             raise sbatch_failed(answer)
-        return next(iter(answer.stdout.split()), "")
+        return next((job_id for (job_id,) in squeue_rows(answer, 1)), "")
 
     def submit(self, job: AfterJob) -> None:
         answer = self._ask("sbatch", str(job.step))

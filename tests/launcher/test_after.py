@@ -1,5 +1,6 @@
 """The follower: which checkpoints get a job, once each, and what a job that cannot be submitted leaves."""
 
+import io
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from hpc_gpt.core.errors import JobRefused
 from hpc_gpt.core.runs.after_jobs import AfterJob, after_table, held_steps, list_after
 from hpc_gpt.core.runs.retention import Retention
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.launcher.after import CheckpointFollower, ProcessQueue, gpus_asked_by
+from hpc_gpt.launcher.after import CheckpointFollower, ProcessQueue, SlurmQueue, gpus_asked_by
 from hpc_gpt.launcher.local.gpus import take_for, waiting
 from tests.conftest import REPOSITORY
 from tests.made_runs import add_attempt, add_checkpoint, make_run, with_checkpoints
@@ -300,3 +301,11 @@ def test_on_a_full_disk_it_waits_and_each_checkpoint_has_its_job(tmp_path, small
 
 
 # --- refused at the submission
+
+
+def test_a_banner_before_squeues_answer_is_no_job():
+    asks = io.StringIO()
+    queue = SlurmQueue(
+        asks, io.StringIO("hpc-gpt-end 0\nAuthorized use only\nmaintenance on 7 May\n4711\nhpc-gpt-end 0\n"), ()
+    )
+    assert queue.find(AfterJob(Path("step-3"))) == "4711"

@@ -14,6 +14,7 @@ supervisor that was then killed. Processes on other nodes are not seen.
 import contextlib
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -36,6 +37,7 @@ from hpc_gpt.core.process import (
 from hpc_gpt.core.runs.job_steps import in_job, left_steps
 from hpc_gpt.core.runs.race import read_visits
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.runs.stored import read_stored
 
 # The variables of an attempt's processes, and of what they start: the attempt's number, the folder of the run's
 # checkpoints and, in a program, the task that started it. A debugger that runs beside them has no number.
@@ -48,6 +50,7 @@ GPU_LOCKS = "HPC_GPT_GPU_LOCKS"
 _GONE_S = 5.0  # killed processes get so many seconds to leave: one that waits for a disk or a GPU may stay
 _POLL_S, _LOOK_S = 0.05, 1.0
 _COST = 50  # the looks take at most a 50th of a core
+_PID = re.compile(r"\d{1,10}", re.ASCII)
 # On the command line of the supervisor of another run, which may be started from within an attempt.
 _SUPERVISES = b"\0hpc_gpt.launcher."
 
@@ -171,9 +174,11 @@ def recorded(attempts: Iterable[Attempt]) -> set[int]:
     """The processes in the records of attempts that run."""
     pids: dict[int, str] = {}
     for path in (path for attempt in attempts for path in attempt.folder.glob("processes*.json")):
-        record = read_json(path)
+        record = read_stored(path)
         if record.get("boot") == boot_id():
-            pids |= {int(pid): started for pid, started in record["processes"].items()}
+            pids |= {
+                int(pid): started for pid, started in (record.get("processes") or {}).items() if _PID.fullmatch(pid)
+            }
     return {pid for pid, started in pids.items() if is_alive(pid, started)}
 
 

@@ -25,7 +25,7 @@ from hpc_gpt.core.typed_tables import fits, from_tables
 NODE = re.compile(r"[A-Za-z0-9][\w.-]{0,80}", re.ASCII)
 _JOB_ID = re.compile(r"[\w.\[\]+-]{1,64}")
 _UNSOUND: Any = object()  # stands for a value that its key cannot have
-# The keys per file, by its name up to the first dot. No number is negative.
+# The keys per file, by its name up to the first dot or hyphen. No number is negative.
 _KEYS: Mapping[str, Mapping[str, Any]] = {
     "attempt": {"job_id": _JOB_ID, "slurm_cluster": NODE, "gpus": int, "started": float, "boot": str,
                 "uptime": float, "restart": int, "in_job": int},
@@ -65,12 +65,13 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
     "cancelled": {"user": str, "time": float},
     "excluded": {"nodes": dict},
     "queue": {"words": str, "time": float},
+    "processes": {"boot": str, "processes": dict},
 }  # fmt: skip
 
 
 def _sound(path: Path, tables: Mapping[str, Any]) -> dict[str, Any]:
     """The tables of a file, without values that their keys cannot have; job ids become texts."""
-    sound: dict[str, Any] = _sound_part(tables, _KEYS[path.name.partition(".")[0]])
+    sound: dict[str, Any] = _sound_part(tables, _KEYS[re.split("[.-]", path.name, maxsplit=1)[0]])
     return sound | {"job_id": str(sound["job_id"])} if sound.get("job_id") is not None else sound
 
 

@@ -42,6 +42,8 @@ _MOST_ASKED = 1000
 _State = TypeVar("_State")
 _SQUEUE = ["squeue", "--noheader", "--states=all", "--array"]
 _SACCT = ["sacct", "--federation", "-n", "-X", "-P"]
+# A job's id in squeue's answer: 7, 7_3, 7_[3-5%1], 7+1 of a heterogeneous job.
+_SQUEUE_ID = re.compile(r"\d[\w\[\],:%+.-]*")
 # The state of a job that another cluster of the federation has started: it says nothing about the job.
 REVOKED = "REVOKED"
 
@@ -185,15 +187,17 @@ def queued_jobs(answer: Answer) -> dict[str, tuple[str, str]]:
     The elements of an array are separate jobs: `4711_0` and so on; those that were cancelled while they waited are
     4711. A missing job is unknown, not failed: squeue forgets a job minutes after its end.
     """
+    return {job_id: (state, reason) for job_id, state, reason in squeue_rows(answer, 3) if state != REVOKED}
+
+
+def squeue_rows(answer: Answer, columns: int) -> list[list[str]]:
+    """The rows of squeue's answer to a --format with `|` between the columns, of which the first is the job's id; the
+    last column has the rest of its line. Other lines, such as a site's banner, are skipped. Raises SlurmUnreachable if
+    squeue failed."""
     if answer.code != 0:
         raise SlurmUnreachable(f"squeue: {answer.sentence}", "is slurmctld up?")
-    jobs = {}
-    for line in answer.stdout.splitlines():
-        job_id, _, fields = line.partition("|")
-        state, _, reason = fields.partition("|")
-        if state.strip() != REVOKED:
-            jobs[job_id.strip()] = (state.strip(), reason.strip())
-    return jobs
+    rows = ([cell.strip() for cell in line.split("|", columns - 1)] for line in answer.stdout.splitlines())
+    return [row for row in rows if len(row) == columns and _SQUEUE_ID.fullmatch(row[0])]
 
 
 def add_rest(states: dict[str, _State], job_ids: Iterable[str]) -> None:

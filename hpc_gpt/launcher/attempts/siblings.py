@@ -15,7 +15,7 @@ from pathlib import Path
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.files import replace_whole
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.slurm.clients import ask
+from hpc_gpt.core.slurm.clients import ask, squeue_rows
 from hpc_gpt.core.slurm.environment import submission_environment
 from hpc_gpt.core.slurm.hosts import expand_hosts
 
@@ -46,8 +46,7 @@ def forgive(cluster: str, node: str) -> int:
 def _queued_jobs(cluster: str) -> Iterator[tuple[str, RunFolder, frozenset[str]]]:
     """(id, run, the nodes that it excludes) of each job of a run that has not started."""
     command = ["squeue", "--noheader", "--states=PENDING", f"--user={os.getuid()}", "--format=%i|%n|%x|%o"]
-    for line in ask(command).stdout.splitlines()[:_MOST_JOBS]:
-        job_id, named, excluded, script = line.split("|", 3)
+    for job_id, named, excluded, script in squeue_rows(ask(command), 4)[:_MOST_JOBS]:
         run = RunFolder(Path(script.partition("/job.sh")[0]))
         try:
             is_sibling = run.job_script.is_file() and not run.attempts() and run.resolved().cluster.name == cluster

@@ -1,11 +1,14 @@
 """record.json as a cache of its run: it is used while the files that it came from have their sizes and times.
 
-    {..., "read": {"by": "0.4.0", "files": {"resolved.json": [1006, 1764385440000000000], "attempts/1": [4096, ...]}}}
+    {..., "read": {"by": "0.4.0", "code": "9c56cc51b374c3ba",
+                   "files": {"resolved.json": [1006, 1764385440000000000], "attempts/1": [4096, ...]}}}
 
-The files are those of the run folder, of its attempts and of its jobs of [after], and the folders that get new ones.
+`code` is a sum of the code that made the record. The files are those of the run folder, of its attempts and of its jobs of [after], and the folders that get new ones.
 """
 
 import contextlib
+import functools
+import hashlib
 import os
 import time
 from collections.abc import Iterator
@@ -30,11 +33,11 @@ _SETTLES_NS = 2 * 10**9  # a file that was just written to may change again with
 
 
 def read_kept(run: RunFolder) -> RunRead | None:
-    """The run by its record.json, without steps; None if this version did not write it for this run, or if a file has
+    """The run by its record.json, without steps; None if other code wrote it, or it is another run's, or if a file has
     changed since."""
     tables = read_json(run.record)
     read = tables.get("read")
-    if not isinstance(read, dict) or (read.get("by"), tables.get("run")) != (__version__, run.run_id):
+    if not isinstance(read, dict) or (read.get("code"), tables.get("run")) != (code_sum(), run.run_id):
         return None
     if not _holds(str(run.path), read.get("files")):
         return None
@@ -47,7 +50,20 @@ def read_kept(run: RunFolder) -> RunRead | None:
 def note_of(files: FileStates) -> dict[str, Any] | None:
     """The note in record.json on the files that its record was read from; None if they may have just changed."""
     newest_ns = max((changed_ns for _, changed_ns in files.values()), default=0)
-    return {"by": __version__, "files": files} if time.time_ns() - newest_ns >= _SETTLES_NS else None
+    return (
+        {"by": __version__, "code": code_sum(), "files": files} if time.time_ns() - newest_ns >= _SETTLES_NS else None
+    )
+
+
+@functools.cache
+def code_sum() -> str:
+    """16 hex digits of the files of this program that decide a record."""
+    digest, package = hashlib.sha256(__version__.encode()), Path(__file__).parents[2]
+    for room in ("core", "reader"):
+        for path in sorted((package / room).rglob("*")):
+            if path.suffix in (".py", ".toml"):
+                digest.update(f"{path.relative_to(package)}\n".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def states_of(run: RunFolder) -> FileStates:

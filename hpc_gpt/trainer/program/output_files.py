@@ -85,18 +85,31 @@ def copied_files(attempt: Path) -> list[tuple[Path, Path]]:
 
 
 def copy_more(log: Path, file: Path) -> None:
-    """Appends the new part of a log to a file; the attempt's folder notes how much was copied."""
+    """Appends the new part of a log to a file; the attempt's folder notes how much was copied. If a full disk takes
+    only a part of a block, or not the note, the block is cut off again, and comes with the next call."""
     mark = log.with_name(f".copied-{log.name}")
+    aside = mark.with_name(f"{mark.name}.new")
     with contextlib.suppress(OSError, ValueError):
         done = int(mark.read_text(encoding="utf-8")) if mark.exists() else 0
-        with log.open("rb") as text, file.open("ab") as out:
+        with log.open("rb") as text, file.open("ab", buffering=0) as out:
             text.seek(done)
             while block := text.read(_MOST_BYTES):
-                out.write(block)
-                done += len(block)
-        aside = mark.with_name(f"{mark.name}.new")
-        aside.write_text(f"{done}", encoding="utf-8")
-        aside.replace(mark)
+                size = os.fstat(out.fileno()).st_size
+                try:
+                    _write_all(out, block)
+                    done += len(block)
+                    aside.write_text(f"{done}", encoding="utf-8")
+                    aside.replace(mark)
+                except OSError:
+                    os.ftruncate(out.fileno(), size)
+                    raise
+
+
+def _write_all(file: IO[bytes], block: bytes) -> None:
+    """Writes a block to an unbuffered file, which may take it in parts."""
+    rest = memoryview(block)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 class Follower:

@@ -14,10 +14,10 @@ import pytest
 from hpc_gpt.core.process import boot_id, start_time
 from hpc_gpt.core.runs import processes
 from hpc_gpt.core.runs.job_steps import StartedSteps, Step, in_cgroup, in_job, steps_of
-from hpc_gpt.core.runs.processes import Tree, run_on
+from hpc_gpt.core.runs.processes import Tree, recorded, run_on
 from hpc_gpt.launcher.local import controller, gpus
 from tests.conftest import REPOSITORY
-from tests.made_runs import unsubmitted_run
+from tests.made_runs import add_attempt, unsubmitted_run
 from tests.programs import put, ran
 
 # A supervisor, whose child leaves one without environment, one that ends, and the supervisor of another run.
@@ -153,3 +153,15 @@ def test_no_attempt_begins_beside_what_a_kill_has_not_ended(monkeypatch, capsys)
         assert not controller.wait_for_retry(run, attempt, run.resolved())
     said = f"process {left.pid} runs on after its kill: no attempt begins beside it\n"
     assert capsys.readouterr().out == said
+
+
+@pytest.mark.parametrize(
+    "table", [{}, {"processes": [7]}, {"processes": {"x": "1", "": 0, "9" * 30: "1", "-3": "1"}}, {"boot": 7}, []]
+)
+def test_a_malformed_record_names_no_process(table):
+    run = unsubmitted_run()
+    add_attempt(run, 1)
+    for name in ("processes.json", "processes-0.json"):
+        text = json.dumps({"boot": boot_id(), **table} if table != [] else table)
+        (run.attempt(1).folder / name).write_text(text)
+    assert recorded(run.attempts()) == set()

@@ -16,7 +16,8 @@ def test_a_queued_job_is_changed_once_and_a_refusal_is_a_note(
 ) -> None:
     finder, sibling = unsubmitted_run("generic-slurm"), unsubmitted_run("generic-slurm")
     queue = f"7|(null)|n[1-2]|{sibling.job_script}\\n8|n4|(null)|{sibling.job_script}\\n9|(null)||/elsewhere/job.sh"
-    scripts = {"squeue": f"printf '{queue}\\n'", "sbatch": "true", "scontrol": f"echo $* >>{tmp_path}/asked"}
+    banner = "Authorized use only\\n| maintenance on Monday |\\n"
+    scripts = {"squeue": f"printf '{banner}{queue}\\n'", "sbatch": "true", "scontrol": f"echo $* >>{tmp_path}/asked"}
     for name, text in scripts.items():
         refusal = "; echo 'error: Access denied' >&2; exit 1" if refuses and name == "scontrol" else ""
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}{refusal}\n")

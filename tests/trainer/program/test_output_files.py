@@ -129,6 +129,17 @@ def test_on_another_file_system_the_log_is_copied(attempt: Path, elsewhere: Path
     assert (elsewhere / "out").read_text() == ("mine\n" if appends else "") + "said\nmore\n"
 
 
+def test_what_a_full_disk_took_of_a_block_comes_once(attempt: Path, small_disk: Path) -> None:
+    make_outputs(attempt, f"{small_disk}/out", None, False, JOB, "me")
+    (filler := small_disk / "filler").write_bytes(bytes(6 << 20))
+    lines = "".join(f"line {number}\n" for number in range(400_000))
+    after(attempt, lines)
+    assert (small_disk / "out").read_text() in ("", "said\n")
+    filler.unlink()
+    after(attempt, "")
+    assert (small_disk / "out").read_text() == f"said\n{lines}"
+
+
 FIRST = """\
 #!/bin/bash
 #SBATCH -N 1 --job-name=first --output=%x-%j.out --error={error} --open-mode=append
