@@ -35,6 +35,7 @@ from hpc_gpt.launcher.render import render_job_script
 from hpc_gpt.launcher.request import Request, ScriptRequest
 from hpc_gpt.planner.prediction import Prediction
 from hpc_gpt.trainer.program.job_script import (
+    LEFT_OUT,
     JobScript,
     check_options,
     last_values,
@@ -311,7 +312,7 @@ def _findings(
         )
     if ours := [word for word in arguments if word in ("--wait", "--checkpoints", "--set")]:
         findings.append(f"{ours[0]} is after {script.path.name}, so it goes to the script")
-    findings += [f"{option.argv[0]} is left out: the run needs sbatch's answer at once" for option in left_out]
+    findings += [f"{option.argv[0]} is left out: {LEFT_OUT[option.name]}" for option in left_out]
     return tuple(findings)
 
 

@@ -64,7 +64,7 @@ def ran(
         # One that waits goes on: the first of those that Python names, or that waits for this job or its turn.
         ("8,9 30 =n3", {"squeue": "echo 'Authorized use only'; echo '9 (null)'; echo '8 (null)'"},
          ["continues as job 8, which waits for its turn", "0 8 30 x"], [f"squeue {ASKS} --jobs=8,9"]),
-        ("- 0 -", {"squeue": "printf '%s\\n' 'see singleton' '6 afterany:5' '12 singleton(x)' '11 afterany:7(unfulfilled)'"},
+        ("- 0 -", {"squeue": "printf '%s\\n' 'see singleton' '6 afterany:5' '12 singleton(x)' '11 afterany:7(no)'"},
          ["continues as job 11, which waits for its turn", "0 11 30 x"], [f"squeue {ASKS} --user={{uid}} --name=demo"]),
         # Else one is submitted, once, with what it is to leave out; an answer may have other lines before it.
         ("- 30 =n3,n4", {"sbatch": "echo 'sbatch: a note'; echo '15;far'"},

@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
+from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
+from hpc_gpt.core.settings.experiment import limit_s
+from hpc_gpt.core.slurm.sbatch_words import array_numbers
 from tests.around import around, events_of
 from tests.programs import put
 from tests.slurm.launcher import LONG_LEAD, Job, Launcher
@@ -459,6 +462,83 @@ def test_the_options_are_those_that_this_sbatch_knows(small) -> None:
         said = small.run("sbatch", f"--{name}=").stderr
         plain = "doesn't allow an argument" in said
         assert plain == (sbatch.kinds[sbatch.named(name)] == "plain"), (name, said)
+
+
+ARRAYS = (
+    *(
+        "[2]",
+        "[0-3]%2",
+        "3,",
+        ",3",
+        "[3,]",
+        "[0-3",
+        "0-3]",
+        "%2",
+        "2%0",
+        "3%x",
+        "1-3%2:2",
+        "[1-3]:2",
+        "[0-6:3]",
+        "0-3:8",
+    ),
+    *("+3", "1- 3", "1%1,2", "[1,2]%1,5", "[ 1]", "]", "[[2]]", "1-5:0", "5-1", "1:2", "-1", "1-", "0x3", "1 ,2", "3 "),
+    *("1-2-3", "[1]5", "1--3", "0-2:", "[1-2]]", "3]4", " [1]", "3x", "\u0661"),
+)
+TIMES = (
+    *(
+        "2-",
+        "-1",
+        "0",
+        "5",
+        "5:3",
+        "1:2:3",
+        "1-2",
+        "1-2:3",
+        "1-2:3:4",
+        "unlimited",
+        "Infinite",
+        "0-",
+        "60:90",
+        "5:",
+        ":30",
+    ),
+    *(
+        "1:2:",
+        "1:2:3:4",
+        "1-2:",
+        "-",
+        "2-x",
+        "5m",
+        "INVALID",
+        " 5",
+        "+5",
+        "--1",
+        "2--1",
+        "1-:5",
+        "::",
+        "-1:00",
+        "\u0661",
+    ),
+)
+
+
+def test_arrays_and_time_limits_are_those_that_slurm_takes(small, tmp_path: Path) -> None:
+    script = put(tmp_path / "job.sh", "#!/bin/bash\ntrue\n")
+    for text in ARRAYS:
+        taken = small.run("sbatch", "--test-only", f"--array={text}", str(script)).returncode == 0
+        assert bool(array_numbers(text)) == taken, text
+    for text in TIMES:
+        taken = small.run("sbatch", "--test-only", f"--time={text}", str(script)).returncode == 0
+        try:
+            limit_s(text)
+            assert taken, text
+        except ConfigError:
+            assert not taken, text
+    for text in ("[2-3]%1", "3,", "1-3%2:2", "[1,2]%1,5"):
+        job = small.run("sbatch", "--parsable", "--hold", f"--array={text}", str(script), check=True).stdout.strip()
+        elements = small.run("squeue", "-h", "-r", "-j", job, "-o", "%K", check=True).stdout.split()
+        small.run("scancel", job)
+        assert array_numbers(text) == [*map(int, elements)], text
 
 
 FILES = """\

@@ -376,9 +376,9 @@ def with_keys(experiment: Experiment, keys: Mapping[str, Any]) -> Experiment:
 # --- job.time
 
 _TIME_FORMS = (
-    (re.compile(r"(?P<m>\d+)(:(?P<s>\d+))?"), "minutes[:seconds]"),
-    (re.compile(r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)"), "hours:minutes:seconds"),
-    (re.compile(r"(?P<d>\d+)-(?P<h>\d+)(:(?P<m>\d+)(:(?P<s>\d+))?)?"), "days-hours[:minutes[:seconds]]"),
+    (re.compile(r"(?P<m>\d+)(:(?P<s>\d+))?", re.ASCII), "minutes[:seconds]"),
+    (re.compile(r"(?P<h>\d+):(?P<m>\d+):(?P<s>\d+)", re.ASCII), "hours:minutes:seconds"),
+    (re.compile(r"(?P<d>\d+)-((?P<h>\d+)(:(?P<m>\d+)(:(?P<s>\d+))?)?)?", re.ASCII), "days-hours[:minutes[:seconds]]"),
 )
 _SECONDS_OF = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 
@@ -386,10 +386,10 @@ _SECONDS_OF = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 def limit_s(text: str | None) -> int | None:
     """The seconds of a time limit in a format of sbatch; None for no limit. ConfigError for any other text.
 
-    >>> limit_s("1:30:00"), limit_s("90"), limit_s("2-12")
-    (5400, 5400, 216000)
+    >>> limit_s("1:30:00"), limit_s("90"), limit_s("2-12"), limit_s("2-"), limit_s("-1")
+    (5400, 5400, 216000, 172800, None)
     """
-    if text is None or text.lower() in ("unlimited", "infinite"):
+    if text is None or text.lower() in ("unlimited", "infinite", "-1"):
         return None
     for form, _ in _TIME_FORMS:
         if match := form.fullmatch(text):

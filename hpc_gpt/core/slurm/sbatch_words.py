@@ -24,6 +24,12 @@ _COUNT = re.compile(r"(\d+)([kKmM]?)")
 _WORD_PART = re.compile(
     r"""(?P<quote>["'])(?P<quoted>(?:\\.|(?!(?P=quote)).)*)(?P=quote)|\\(?P<escaped>.)|[^"'#\\]""", re.DOTALL
 )
+# A part of --array between commas. A number is one of C's strtol, 0 without a digit; brackets and %LIMIT may end it.
+_ARRAY_PART = re.compile(
+    r"\[?(?P<first>\s*[+-]?\d+)?\]?(?:-(?P<last>(?:\s*[+-]?\d+)?)\]?(?::(?P<step>\s*[+-]?\d+)\]?)?)?(?:%.*)?",
+    re.ASCII | re.DOTALL,
+)
+_MAX_ELEMENTS = 10**7
 _FIELD = re.compile(r"%(\d*)([%A-Za-z])")  # a field in a pattern of --output
 _SIGNAL = re.compile(r"(?:(?P<flags>[BR]+):)?(?P<signal>\w+)(?:@(?P<lead>\d+))?", re.IGNORECASE)
 
@@ -210,17 +216,21 @@ def signal_of(text: str) -> LimitSignal | None:
 
 
 def array_numbers(text: str) -> list[int]:
-    """The elements in the value of `--array`; empty if sbatch would refuse it.
+    """The elements in the value of `--array`, as slurmctld parses it; empty if it would refuse it, or has no element.
 
-    >>> array_numbers("0-6:3,9%4")
-    [0, 3, 6, 9]
+    >>> array_numbers("0-6:3,9%4"), array_numbers("[2-3]%1"), array_numbers("3,")
+    ([0, 3, 6, 9], [2, 3], [3])
     """
     numbers: set[int] = set()
-    for part in text.partition("%")[0].split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip())
-        if match is None or int(match[3] or 1) == 0 or int(match[2] or 0) - int(match[1]) > 10**7:
+    for part in filter(None, text.split(",")):
+        if (match := _ARRAY_PART.fullmatch(part)) is None:
             return []
-        numbers |= set(range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1)))
+        first = int(match["first"] or 0)
+        last = first if match["last"] is None else int(match["last"] or 0)
+        step = 1 if match["step"] is None else int(match["step"])
+        if not 0 <= first <= last <= first + _MAX_ELEMENTS or step < 1:
+            return []
+        numbers |= {*range(first, last + 1, step)}
     return sorted(numbers)
 
 

@@ -3,7 +3,8 @@
     {..., "read": {"by": "0.4.0", "code": "9c56cc51b374c3ba",
                    "files": {"resolved.json": [1006, 1764385440000000000], "attempts/1": [4096, ...]}}}
 
-`code` is a sum of the code that made the record. The files are those of the run folder, of its attempts and of its jobs of [after], and the folders that get new ones.
+`code` is a sum of the code that made the record. The files are those of the run folder, of its attempts and of its jobs
+of [after], and the folders that get new ones.
 """
 
 import contextlib

@@ -37,13 +37,16 @@ _SHELL = re.compile(rb"#![ \t]*(?:\S*/)?(?:env[ \t]+(?:-S[ \t]+)?(?:\S*/)?)?(?:b
 _REFUSED = {
     "wrap": "submit the script's file",
     "test-only": "hpc-gpt submit --dry-run asks it",
-    "parsable": "hpc-gpt submit --json prints the job's id",
     "uid": "submit it as that user",
     "gid": "submit it as that user",
     **dict.fromkeys(("help", "usage", "version"), "it only prints: leave it out"),
 }
-# With these options the run would not get sbatch's answer, the job's number: they are left out.
-_LEFT_OUT = frozenset({"wait", "quiet"})
+# {option that is left out, as sbatch's answer belongs to the run: the reason}.
+_AT_ONCE = "the run needs sbatch's answer at once"
+LEFT_OUT = {"wait": _AT_ONCE, "quiet": _AT_ONCE, "parsable": "hpc-gpt submit --json prints the job's id"}
+# A dash of a text processor in place of a hyphen, at the beginning of an option.
+_OTHER_DASH = re.compile(r"-{0,2}[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]+-*")
+_OF_LETTER = re.compile(r"[A-Za-z](?:[^A-Za-z].*)?", re.DOTALL)
 # Ends the options.
 _NO_MORE = Option("", "--", ("--",))
 # (words in a line of the body, their effect under the job chain).
@@ -136,6 +139,7 @@ def read_job_script(path: Path) -> JobScript:
             except ValueError:
                 raise ConfigError(f"{path}:{number}: a quote has no end: {text}", "sbatch refuses it") from None
             every_word += words_here
+            _check_dashes(words_here, f"{path}:{number}")
             every = list(read_options(words_here))
             remaining = [option for option in without_waits(every) if option != _NO_MORE]
             if "#" in text or remaining != every:
@@ -155,8 +159,8 @@ def read_job_script(path: Path) -> JobScript:
 
 
 def without_waits(options: Iterable[Option]) -> list[Option]:
-    """The options without --wait and --quiet, with which the run would not get sbatch's answer."""
-    return [option for option in options if option.name not in _LEFT_OUT]
+    """The options without those of `LEFT_OUT`."""
+    return [option for option in options if option.name not in LEFT_OUT]
 
 
 def _body(lines: Sequence[str], head: int) -> Iterator[tuple[int, str]]:
@@ -213,8 +217,22 @@ def _check_syntax(path: Path, data: bytes) -> None:
     )
 
 
+def _check_dashes(words: Sequence[str], where: str) -> None:
+    """Raises ConfigError for an option that begins with another dash than a hyphen."""
+    values = {option.argv[1] for option in read_options(words) if len(option.argv) > 1}
+    for word in words:
+        if (dash := _OTHER_DASH.match(word)) and word not in values:
+            other = dash[0].strip("-")[0]
+            name = word[dash.end() :]
+            raise ConfigError(
+                f"{where}: {word!r} begins with {other!r} (U+{ord(other):04X}): sbatch takes only hyphens",
+                f"write {'-' if _OF_LETTER.fullmatch(name) else '--'}{name}",
+            )
+
+
 def check_options(options: Sequence[Option], where: str) -> None:
     """Raises ConfigError for an option that a job script cannot have."""
+    _check_dashes([word for option in options for word in option.argv], where)
     for option in options:
         if option == _NO_MORE:
             raise ConfigError(f"{where}: sbatch takes no option after --", "remove the --")

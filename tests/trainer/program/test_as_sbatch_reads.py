@@ -88,7 +88,10 @@ def test_the_value_of_an_unknown_option_is_never_the_script(tmp_path: Path) -> N
         assert "fit.slurm --lr 1" in done.stdout
 
 
-@pytest.mark.parametrize(("word", "by_script"), [("--wait", True), ("-W", True), ("-Q", False), ("--quiet", True)])
+@pytest.mark.parametrize(
+    ("word", "by_script"),
+    [("--wait", True), ("-W", True), ("-Q", False), ("--quiet", True), ("--parsable", True), ("--parsable", False)],
+)
 def test_what_keeps_the_jobs_number_from_the_run_is_left_out(tmp_path: Path, word: str, by_script: bool) -> None:
     path = script(tmp_path, f"#!/bin/bash\n#SBATCH -t 7 {word}\n" + BODY if by_script else "#!/bin/bash\n" + BODY)
     prepared = prepared_of(path, *(() if by_script else ("-t", "7", word)))

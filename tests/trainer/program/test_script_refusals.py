@@ -24,6 +24,12 @@ REFUSED = {
     "it to srun in the script",
     HEAD + "#SBATCH --version\n": "HERE: --version is not for a run | it only prints: leave it out",
     HEAD + "#SBATCH --gid=1\n": "HERE: --gid is not for a run | submit it as that user",
+    HEAD + "#SBATCH –-nodes=2\n": "HERE:3: '–-nodes=2' begins with '–' (U+2013): sbatch takes only hyphens | "
+    "write --nodes=2",
+    HEAD
+    + "#SBATCH -n4\n#SBATCH -—mem=1G\n": "HERE:4: '-—mem=1G' begins with '—' (U+2014): sbatch takes only hyphens | "
+    "write --mem=1G",
+    HEAD + "#SBATCH −N 2 --comment –x\n": "HERE:3: '−N' begins with '−' (U+2212): sbatch takes only hyphens | write -N",
     HEAD + "SBATCH -N1\n" * 10: "HERE:3: SBATCH -N1: sbatch reads only lines that begin with #SBATCH (also line "
     "4, 5, 6, 7, 8, 9, 10, 11, …) | write #SBATCH -N1",
     "#!/bin/sh\nls\n#SBATCH -t 7\n": "HERE: sbatch reads no directive after the first command, which is in line 2: ls; "
