@@ -32,7 +32,7 @@ from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.clients import Answer, accounted_states, queued_jobs, sbatch_failed, squeue_rows
-from hpc_gpt.core.slurm.environment import leaked_variables
+from hpc_gpt.core.slurm.environment import OF_OUR_CODE, leaked_variables
 from hpc_gpt.core.slurm.sbatch_words import read_options, sizes_of
 from hpc_gpt.launcher.local.gpus import choice_variables
 from hpc_gpt.launcher.render import render_after_job
@@ -50,7 +50,7 @@ _END = re.compile(r"hpc-gpt-end (\d+)\n\Z")
 # Variables that Slurm sets for the job beside its own, and that our script sets for our code.
 _JOB_VARIABLES = (
     *("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ZE_AFFINITY_MASK"),
-    *("PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "OMP_NUM_THREADS", "TORCH_FR_DUMP_TEMP_FILE"),
+    *(*OF_OUR_CODE, "OMP_NUM_THREADS", "TORCH_FR_DUMP_TEMP_FILE"),
 )
 
 

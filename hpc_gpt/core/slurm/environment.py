@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a script's start loads this
@@ -41,6 +42,8 @@ _NAMES = OF_ONE_JOB | {
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "ROLE_RANK",
     "MASTER_ADDR", "MASTER_PORT",
 }  # fmt: skip
+# Set by job.sh for our own code, and wrong for any other program.
+OF_OUR_CODE = ("PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE")
 # Every HPC_GPT_* variable that something reads, and HPC_GPT_CACHE, which 0.3 read and many shells set.
 OWN_VARIABLES = frozenset(OF_ONE_JOB) | {
     "HPC_GPT_LOGS", "HPC_GPT_DATA", "HPC_GPT_CONFIG", "HPC_GPT_STATE", "HPC_GPT_CACHE", "HPC_GPT_PYTHON",
@@ -63,6 +66,14 @@ def submission_environment(environment: Mapping[str, str], added: Mapping[str, s
     """`environment` without its `leaked_variables`, and with the variables `added`."""
     drop = set(leaked_variables(environment))
     return {name: value for name, value in environment.items() if name not in drop} | dict(added)
+
+
+def without_our_code(environment: Mapping[str, str], run: Path) -> dict[str, str]:
+    """`environment` for a command of the user's: without OF_OUR_CODE, and without the code of a run in PYTHONPATH."""
+    ours = ("", f"{run}/code.zip", f"{run}/code")  # code/: of a script of 0.3
+    variables = {name: value for name, value in environment.items() if name not in OF_OUR_CODE}
+    paths = [path for path in variables.pop("PYTHONPATH", "").split(os.pathsep) if path not in ours]
+    return variables | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})
 
 
 def job_python(resolved: Resolved) -> dict[str, str]:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,6 +40,7 @@ from hpc_gpt.core.runs.slow_ranks import SlowRank, slow_ranks, window_s
 from hpc_gpt.core.runs.stored import read_stored_lines
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.slurm.environment import without_our_code
 
 # The pause before the next start must exceed the command's time limit by so much: a job that is back in the queue does
 # not start before its script has ended.
@@ -161,7 +162,7 @@ def send_event(
     # A loss that is not finite is null: JSON has no NaN.
     line = json.dumps(finite(event_keys(run, resolved, attempt, event, slow))) + "\n"
     try:
-        fault = _run_command(notify.argv, line, notify.timeout_s)
+        fault = _run_command(notify.argv, line, notify.timeout_s, without_our_code(os.environ, run.path))
     except OSError as refused:  # raised by the program's start, or by a full disk for temporary files
         fault = f"{notify.argv[0]} cannot be started: {refused.strerror}"
     if fault:
@@ -181,7 +182,7 @@ def _claim(attempt: Attempt, event: str) -> bool:
     return True
 
 
-def _run_command(argv: Sequence[str], line: str, timeout_s: float) -> str:
+def _run_command(argv: Sequence[str], line: str, timeout_s: float, environment: Mapping[str, str]) -> str:
     """Runs the command in its own process group, and kills that group at the limit. Returns the fault, empty if none.
 
     `tail` keeps the end of the output, also of a process that the command leaves behind, which keeps the pipe open.
@@ -198,7 +199,9 @@ def _run_command(argv: Sequence[str], line: str, timeout_s: float) -> str:
         )
         assert keeper.stdin is not None
         with keeper.stdin as pipe:
-            process = subprocess.Popen(argv, stdin=event, stdout=pipe, stderr=pipe, start_new_session=True)
+            process = subprocess.Popen(
+                argv, env=environment, stdin=event, stdout=pipe, stderr=pipe, start_new_session=True
+            )
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:

@@ -23,7 +23,6 @@ from hpc_gpt.core.files import json_in, write_once
 from hpc_gpt.core.format import and_more
 from hpc_gpt.core.process import die_with_parent, send
 from hpc_gpt.core.runs.checkpoints import WORK, checkpoint_note, newest_checkpoint, work_folder
-from hpc_gpt.core.runs.code_archive import CODE_ARCHIVE
 from hpc_gpt.core.runs.disk_space import free_space_text
 from hpc_gpt.core.runs.full_disk import reserve
 from hpc_gpt.core.runs.provenance import complete_run
@@ -33,6 +32,7 @@ from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.program_text import fill, fill_line
 from hpc_gpt.core.settings.sized import params
+from hpc_gpt.core.slurm.environment import without_our_code
 from hpc_gpt.reader.failures.live_lines import LiveLines
 from hpc_gpt.trainer.program.process import ForeignLog, LastLines, said_by
 from hpc_gpt.trainer.program.rank import ForeignRank, ProgramStart, Stop
@@ -50,8 +50,8 @@ _NOT_FOUND = re.compile(
     r"(.*(?:not found|No such file or directory|Permission denied|cannot execute.*))$"
 )
 _REACHES_S = 2.0
-# Variables that our job script sets for our code and that are wrong for another program.
-_OURS = ("PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+# Variables of our own rank, which are wrong for another program.
+_OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 # Finds `module` as templates/base.sh.j2 does: a shell that is not a login shell lacks it.
 _MODULES = """\
 if ! type module >/dev/null 2>&1; then
@@ -163,11 +163,10 @@ class CommandRank(ForeignRank):
     def _environment(self) -> dict[str, str]:
         resolved = self._resolved
         environment = {
-            name: value for name, value in os.environ.items() if name not in _OURS and not name.startswith("SUBMITIT_")
+            name: value
+            for name, value in without_our_code(os.environ, self._run.path).items()
+            if name not in _OF_A_RANK and not name.startswith("SUBMITIT_")
         }
-        code = [str(self._run.path / name) for name in (CODE_ARCHIVE, "code")]  # code/: of a script of 0.3
-        paths = [path for path in environment.pop("PYTHONPATH", "").split(os.pathsep) if path not in ("", *code)]
-        environment |= {"PYTHONPATH": os.pathsep.join(paths)} if paths else {}
         environment |= {
             "HPC_GPT_RUN": str(self._run.path),
             "HPC_GPT_ATTEMPT": str(self._attempt.number),

@@ -5,6 +5,7 @@ import os
 import re
 import resource
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,24 @@ def test_of_what_a_command_prints_the_end_is_kept_alone(capsys, tmp_path, monkey
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert capsys.readouterr().out.startswith("notify: ended: the command ended with exit code 3")
     os.kill(int((tmp_path / "left").read_text()), signal.SIGKILL)
+
+
+def test_a_command_has_nothing_of_our_codes_environment(capsys, tmp_path, monkeypatch) -> None:
+    put(tmp_path / "beside.py", "")
+    hook = put(
+        tmp_path / "hook.py",
+        "import os, beside\n"
+        "print([name for name in os.environ if name[:6] == 'PYTHON'], os.environ['PYTHONPATH'])\n"
+        "exit(3)\n",
+    )
+    run = run_that_tells([sys.executable, str(hook)])
+    for name in [name for name in os.environ if name.startswith("PYTHON")]:
+        monkeypatch.delenv(name)
+    for name in ("PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("PYTHONPATH", f"{run.path}/code.zip:/mine:")
+    send_event(run, run.resolved(), judged(run, "done"), "ended")
+    assert capsys.readouterr().out == "notify: ended: the command ended with exit code 3: ['PYTHONPATH'] /mine\n"
 
 
 def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path, capsys):
