@@ -65,8 +65,8 @@ def status(
     id, a folder, or the name of an experiment or a sweep, for all its runs; without RUN the newest 20 under
     logs/. A sweep is one line, with the least and the most steps of its runs and the sums of their attempts and GPU
     hours; if it is named, or with --open, --state or --failed, each of its runs has a line. Slurm
-    is asked once for all runs; accounting is not needed. --sizes prints instead the bytes of checkpoints, logs and
-    code; clean lists the files that may go. Exit 1 if you may not read a run's folder.
+    is asked once for all runs; accounting is not needed. --sizes prints instead the bytes of checkpoints, logs, code
+    and of work/, where a program runs; clean lists the files that may go. Exit 1 if you may not read a run's folder.
     """
     if unknown := [state for state in states if state not in ENDED]:
         raise click.BadParameter(f"{unknown[0]!r} is not one of {', '.join(map(repr, ENDED))}.", param_hint="'--state'")
@@ -146,9 +146,9 @@ def _print_rows(runs: list[RunFolder], opened: bool, wanted: Collection[str]) ->
 
 
 def _print_sizes(runs: list[RunFolder]) -> None:
+    from hpc_gpt.core.runs.disk_space import SIZE_KINDS as kinds
     from hpc_gpt.core.runs.disk_space import free_bytes, run_sizes
 
-    kinds = ("checkpoints", "logs", "code", "other")
     rows: list[dict[str, Any]] = [{"run": run.run_id, "name": run.path.parent.name, **run_sizes(run)} for run in runs]
     rows.sort(key=lambda row: -sum(row[kind] for kind in kinds))
     rows.append({"run": "all", "name": "", **{kind: sum(row[kind] for row in rows) for kind in kinds}})

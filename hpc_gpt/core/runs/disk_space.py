@@ -19,6 +19,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.shape_split import hidden_share
 from hpc_gpt.core.settings.sized import Sized, runs_program
 
+SIZE_KINDS = ("checkpoints", "logs", "code", "work", "other")
 # Upper bounds of the files: in a run's folder and attempt, per rank there, in a checkpoint, per rank in a checkpoint.
 _OF_RUN, _OF_RANK, _OF_CHECKPOINT, _OF_SHARE = 60, 4, 5, 1
 
@@ -174,12 +175,14 @@ def bytes_in(path: Path, seen: set[tuple[int, int]] | None = None) -> int:
 
 
 def run_sizes(run: RunFolder) -> dict[str, int]:
-    """The bytes of a run's `checkpoints`, `logs`, `code` (with the copy of a program's folder) and `other` files."""
-    of = {"checkpoints": "checkpoints", "attempts": "logs", "code": "code", "work": "code"}
-    sizes = dict.fromkeys(("checkpoints", "logs", "code", "other"), 0)
+    """The bytes of a run's `checkpoints`, `logs`, `code` (with the archive of a program's folder), `work` (the folder in
+    which that program runs, with what it wrote) and `other` files."""
+    of = {"checkpoints": "checkpoints", "attempts": "logs", "code": "code", "code.zip": "code", "code.tar.gz": "code"}
+    of |= {"work.tar.gz": "code", "work": "work"}
+    sizes = dict.fromkeys(SIZE_KINDS, 0)
     seen = set[tuple[int, int]]()
     with contextlib.suppress(OSError):
         for path in run.path.iterdir():
-            kind = of.get(path.name.partition(".")[0], "logs" if path.name.startswith("slurm-") else "other")
+            kind = of.get(path.name, "logs" if path.name.startswith("slurm-") else "other")
             sizes[kind] += bytes_in(path, seen)
     return sizes

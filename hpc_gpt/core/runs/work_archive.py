@@ -342,3 +342,22 @@ def changed_since(run: Path) -> list[str]:
                     is_same = False
                 changed += [] if is_same else [entry.name]
     return changed
+
+
+def has_own_files(run: Path) -> bool:
+    """Whether work/ of a run has what its program wrote: another file than the submitted ones, or one of these with
+    other bytes; links and Python's caches do not count. Yes if the archive cannot be read."""
+    folder = run / WORK
+    if not folder.is_dir():
+        return False
+    try:
+        with tarfile.open(fileobj=io.BytesIO(_content(run))) as tar:
+            submitted = set(tar.getnames())
+        for parent, folders, files in os.walk(folder):
+            folders[:] = [name for name in folders if name not in _NEVER]
+            paths = (Path(parent, name) for name in files)
+            if any(not path.is_symlink() and str(path.relative_to(folder)) not in submitted for path in paths):
+                return True
+        return bool(changed_since(run))
+    except (OSError, EOFError, tarfile.TarError):
+        return True

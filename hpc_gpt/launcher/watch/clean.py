@@ -1,5 +1,5 @@
-"""Removes files of runs that have ended: checkpoints, and the whole folder of a run that nothing can continue: its
-submission was refused, it never began, or it ended without a checkpoint and is not done.
+"""Removes files of runs that have ended: checkpoints, and the whole folder of a run that trained nothing: its submission
+was refused, it never began, or it failed before its first step and its program left nothing.
 
 Records, logs and scripts of another run are never removed, nor is data. Nothing is removed from a run that
 trains or waits; a run whose state is not known may train. The run's lock keeps a resumption and a removal apart while
@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.ends.failures import LIVE
+from hpc_gpt.core.ends.failures import LIVE, meaning
 from hpc_gpt.core.ends.state import slurm_state
 from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.core.files import logs_folder, read_text, user_name
 from hpc_gpt.core.format import show_duration, some
-from hpc_gpt.core.runs.branches import waits_for_parent
+from hpc_gpt.core.runs.branches import is_read, waits_for_parent
 from hpc_gpt.core.runs.checkpoints import (
     DAMAGED,
     DELETING,
@@ -38,8 +38,10 @@ from hpc_gpt.core.runs.disk_space import bytes_in
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.runs.lineage import MOST_READ_BYTES, checkpoint_sources
 from hpc_gpt.core.runs.lock import Holder, RunLocked, lock_path, locked
+from hpc_gpt.core.runs.race import is_race, measured, read_visits
 from hpc_gpt.core.runs.retention import Removal, Retention, rename_to_delete
 from hpc_gpt.core.runs.run_folder import RESUMED_FROM, RunFolder
+from hpc_gpt.core.runs.work_archive import has_own_files
 from hpc_gpt.core.slurm.clients import TIMEOUT_S, queued_jobs, squeue
 from hpc_gpt.launcher.watch.status import NO_ANSWER, RunStatus, ask_status
 
@@ -114,14 +116,16 @@ def look(runs: Sequence[RunFolder], rules: CleanRules, is_sound: IsSound = has_a
             room.refused, room.lives = why, True
         elif (ago_s := _ended_ago_s(run)) < rules.older_s:
             room.refused = f"it ended {show_duration(ago_s)} ago"
-        elif why := _why_useless(run, status.state):
+        elif (why := _why_useless(run, status.state)) and is_read(run.path):
+            room.refused = "a submission reads it"
+        elif why:
             room.goes = [RoomPiece(run.path, bytes_in(run.path), why)]
         elif (command := command_of(run)) is not None or (run.checkpoints / MEGATRON).exists():
             names = [path.name for path in sorted(run.checkpoints.glob("*"))]
             elsewhere = command.checkpoints if command is not None else None
             which = some(names, 3) if names else elsewhere
-            which = f" ({which})" if which else ""
-            room.refused = f"its own program wrote the checkpoints{which}; delete by hand those that you do not need"
+            written = f"the checkpoints ({which})" if which else "its results"
+            room.refused = f"its own program wrote {written}; delete by hand those that you do not need"
         else:
             with _fault_of(room):
                 _sort_out(room, rules, is_sound, children)
@@ -155,14 +159,25 @@ def _may_live(run: RunFolder, status: RunStatus, silence: str) -> str:
 
 
 def _why_useless(run: RunFolder, state: str) -> str:
-    """Why the whole folder of a run that has ended may go: it is not done, and nothing can continue it. Empty if
-    not."""
+    """Why the whole folder of a run that has ended may go: it is not done, it trained nothing, and its program left
+    nothing in it. Empty if not."""
     if _was_never_queued(run):
         return "its submission was refused, and nothing was queued"
     command = command_of(run)
     if state == "done" or any(run.checkpoints.glob("*")) or (command is not None and command.checkpoints is not None):
         return ""
-    return f"it ended as {state}, without a checkpoint" if run.attempts() else "it never began"
+    # The log of a program that did not fail may lack its steps.
+    may_have_trained = command is not None and (meaning(state).good or meaning(state).by_scheduler)
+    if (run.attempts() and may_have_trained) or _has_trained(run) or has_own_files(run.path):
+        return ""
+    return f"it ended as {state}, before its first step" if run.attempts() else "it never began"
+
+
+def _has_trained(run: RunFolder) -> bool:
+    """Whether an attempt of a run made a step; of a race, whether a visit was measured."""
+    if is_race(run):
+        return measured(read_visits(run)) > 0
+    return any(attempt.last_metrics() or attempt.loss_without_step() is not None for attempt in run.attempts())
 
 
 def _was_never_queued(run: RunFolder) -> bool:

@@ -18,6 +18,10 @@ from hpc_gpt.core.runs.branches import ResumptionHold, is_read, reading, reserve
 from hpc_gpt.core.runs.lineage import Parent
 from hpc_gpt.core.runs.retention import rename_to_delete
 from hpc_gpt.core.runs.run_folder import RESUMED_FROM, RunFolder
+from hpc_gpt.core.runs.work_archive import take_work, unpack_work
+from hpc_gpt.core.settings.cluster import ClusterProfile
+from hpc_gpt.core.settings.decide import resolve
+from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
 from hpc_gpt.launcher.request import Request
 from hpc_gpt.launcher.resumption import prepare_resumption
 from tests.cli.command import as_nobody, error_of, in_process
@@ -215,16 +219,82 @@ def test_what_was_cut_off_goes_and_a_program_keeps_its_own():
     assert len(lines) == 2
 
 
-def test_a_run_that_nothing_can_continue_goes_whole():
-    failed, done = (with_attempt(make_run(logs_dir()), [metrics_line(1)], ended) for ended in ("error", "done"))
-    saved = with_checkpoints(with_attempt(make_run(logs_dir()), [metrics_line(1)], "error"), 10)
-    for run in (failed, done, saved):
-        cleaned(run.path)
-        assert run.path.exists(), "it is only listed"
-        found = cleaned(run.path, "--yes")
-        assert [piece["name"] for piece in found["runs"][0]["goes"]] == [run.run_id] * (run is failed)
-    assert [run.path.exists() for run in (failed, done, saved)] == [False, True, True]
-    assert steps_of(saved) == [10]
+def of_program(ended: str, lines: object = (), writes: str = "", checkpoints: str | None = None) -> RunFolder:
+    """A run of a program of somebody's own in a copy of its folder, in which it `writes` a file."""
+    run = make_run(logs_dir())
+    (source := Path(tempfile.mkdtemp()) / "code").mkdir()
+    (source / "train.py").write_text("pass")
+    asked = Experiment(
+        engine=Engine("command"),
+        layout=LayoutRequest(gpus=1),
+        command=Command(run="python train.py", workdir=str(source), checkpoints=checkpoints),
+    )
+    (run.path / "resolved.json").unlink()
+    (run.path / "resolved.json").write_text(resolve(asked, ClusterProfile("local", scheduler="local")).to_json())
+    take_work(str(source)).place(run.path)
+    work = unpack_work(run.path)
+    (work / "__pycache__").mkdir()
+    (work / "__pycache__" / "train.pyc").write_text("of Python")
+    if writes:
+        (work / writes).write_text("weights")
+    return with_attempt(run, lines, ended)
+
+
+def race_of(visits: int) -> RunFolder:
+    run = with_attempt(make_run(logs_dir()), [], "error")
+    (run.path / "race.json").write_text('{"rows": [], "rounds": 3}')
+    (run.path / "visits.jsonl").write_text(
+        "".join(json.dumps({"visit": f"row/{n}", "ended": "done"}) + "\n" for n in range(visits))
+    )
+    return run
+
+
+def cancelled_run() -> RunFolder:
+    run = make_run(logs_dir())
+    (run.path / "cancelled.4711").touch()
+    return run
+
+
+# A run of each kind, and what of it goes; the table of docs/checkpoints.md says the same.
+KINDS = {
+    "failed before its first step": (lambda: with_attempt(make_run(logs_dir()), [], "error"), "all"),
+    "never began": (lambda: cancelled_run(), "all"),
+    "refused": (lambda: refused_run(), "all"),
+    "done": (lambda: ended_run(10, 20), "step-00000010"),
+    "failed with checkpoints": (
+        lambda: with_checkpoints(with_attempt(make_run(logs_dir()), 20, "error"), 10, 20),
+        "step-00000010",
+    ),
+    "failed with steps alone": (lambda: with_attempt(make_run(logs_dir()), 30, "error"), ""),
+    "a program failed at once": (lambda: of_program("error"), "all"),
+    "a program failed after steps": (lambda: of_program("error", 30), ""),
+    "a program wrote a file": (lambda: of_program("error", writes="model.safetensors"), ""),
+    "a program changed a file": (lambda: of_program("error", writes="train.py"), ""),
+    "a program was stopped": (lambda: of_program("stopped"), ""),
+    "a program names its checkpoints": (lambda: of_program("error", checkpoints="out/step-*"), ""),
+    "a race without a measurement": (lambda: race_of(0), "all"),
+    "a race with measurements": (lambda: race_of(3), ""),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_goes_of_a_run_of_each_kind(kind: str):
+    make, goes = KINDS[kind]
+    run = make()
+    [row] = cleaned(run.path, "--yes")["runs"]
+    assert [piece["name"] for piece in row["goes"]] == ([run.run_id] if goes == "all" else [goes] * bool(goes)), row
+    assert run.path.exists() == (goes != "all")
+    if row["refused"]:
+        assert row["refused"].startswith("its own program wrote "), row
+
+
+def test_a_folder_that_a_submission_reads_stays():
+    run = with_attempt(make_run(logs_dir()), [], "error")
+    with reading(run):
+        assert why_of(cleaned(run.path, "--yes"), run) == {"": "a submission reads it"}
+    assert run.path.exists()
+    cleaned(run.path, "--yes")
+    assert not run.path.exists()
 
 
 def refused_run(**line: object) -> RunFolder:
@@ -257,7 +327,10 @@ def test_the_sizes_of_a_run_by_kind():
     assert sizes["checkpoints"] == sum(path.stat().st_size for path in run.checkpoints.rglob("*") if path.is_file())
     shown = in_process("status", run.path, "--sizes")
     assert shown.stderr == "next: hpc-gpt clean RUN lists the files that may go\n"
-    assert shown.stdout.splitlines()[0].split()[2:] == ["checkpoints", "logs", "code", "other", "in", "all"]
+    assert shown.stdout.splitlines()[0].split()[2:] == ["checkpoints", "logs", "code", "work", "other", "in", "all"]
+    run = of_program("error", 30, writes="model.safetensors")
+    sizes = json.loads(in_process("status", run.path, "--sizes", "--json").stdout)["runs"][0]["sizes"]
+    assert sizes["work"] == len("weights") + len("pass") + len("of Python")
 
 
 # --- killed, and two at once
