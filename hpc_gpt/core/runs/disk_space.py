@@ -175,8 +175,8 @@ def bytes_in(path: Path, seen: set[tuple[int, int]] | None = None) -> int:
 
 
 def run_sizes(run: RunFolder) -> dict[str, int]:
-    """The bytes of a run's `checkpoints`, `logs`, `code` (with the archive of a program's folder), `work` (the folder in
-    which that program runs, with what it wrote) and `other` files."""
+    """The bytes of a run's `checkpoints`, `logs`, `code` (with the archive of a program's folder), `work` (the folder
+    in which that program runs, with what it wrote) and `other` files."""
     of = {"checkpoints": "checkpoints", "attempts": "logs", "code": "code", "code.zip": "code", "code.tar.gz": "code"}
     of |= {"work.tar.gz": "code", "work": "work"}
     sizes = dict.fromkeys(SIZE_KINDS, 0)

@@ -1,5 +1,5 @@
-"""Removes files of runs that have ended: checkpoints, and the whole folder of a run that trained nothing: its submission
-was refused, it never began, or it failed before its first step and its program left nothing.
+"""Removes files of runs that have ended: checkpoints, and the whole folder of a run that trained nothing: its
+submission was refused, it never began, or it failed before its first step and its program left nothing.
 
 Records, logs and scripts of another run are never removed, nor is data. Nothing is removed from a run that
 trains or waits; a run whose state is not known may train. The run's lock keeps a resumption and a removal apart while
