@@ -1,5 +1,6 @@
 """Lines of a log to show with a cause, without control characters and secrets."""
 
+import sys
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,10 +24,11 @@ def lines_around(path: Path, line: int) -> list[tuple[int, str]]:
     return lines_shown
 
 
-def last_lines(path: Path) -> list[tuple[int, str]]:
-    """Returns (number, text) of the last lines of a log that are not empty."""
+def last_lines(path: Path, end: int = sys.maxsize) -> list[tuple[int, str]]:
+    """Returns (number, text) of the last lines of a log, up to line `end`, that are not empty."""
     last: deque[tuple[int, bytes]] = deque(maxlen=BEFORE)
     for first, lines in _blocks(path, 1):
+        lines = lines[: max(0, end - first + 1)]
         skipped = max(0, len(lines) - 4 * BEFORE)
         last.extend(numbered for numbered in enumerate(lines[skipped:], first + skipped) if numbered[1].strip())
     return [(number, _as_shown(text)) for number, text in last]

@@ -249,11 +249,16 @@ def explain(name: str, logs: Path, *more_logs: str) -> Why:
     read = read_one(name, logs, *more_logs, ends_only=True)
     if read.folder is not None:
         return _with_lines(_explain_own(read, RunFolder(read.folder)))
-    return _with_lines(_explain_foreign(read), next(iter(read.files), None))
+    log = next(iter(read.files), None)
+    # Another training may follow in the file.
+    file, _, line = read.record.sources.get("ended", "").rpartition(":")
+    end = int(line) if file == str(log) and line.isdigit() else sys.maxsize
+    return _with_lines(_explain_foreign(read), log, end)
 
 
-def _with_lines(why: Why, log: Path | None = None) -> Why:
-    """Adds the log lines around the cause; without a cause the last lines of `log`, or of our run's last attempt."""
+def _with_lines(why: Why, log: Path | None = None, end: int = sys.maxsize) -> Why:
+    """Adds the log lines around the cause; without a cause the last lines of `log` up to line `end`, or of our run's
+    last attempt."""
     failure = None
     if why.last and why.ended != "done":
         # If the logs lack the cause, the first of its consequences.
@@ -263,7 +268,7 @@ def _with_lines(why: Why, log: Path | None = None) -> Why:
     # The log names no cause: show its last lines.
     if log is None and why.run_folder is not None:
         log = next((attempt.log for attempt in why.run_folder.attempts()[-1:] if attempt.log.is_file()), None)
-    return replace(why, lines=tuple(last_lines(log)) if log is not None and why.ended in UNSPECIFIC else ())
+    return replace(why, lines=tuple(last_lines(log, end)) if log is not None and why.ended in UNSPECIFIC else ())
 
 
 def _sent_elsewhere(run: RunFolder) -> str:

@@ -81,14 +81,18 @@ class GrowingParts:
         self.rows.append({})
         self.timer_lines, self.taken_lines, self.begun = {}, {}, 0
 
-    def begin_again(self, number: int) -> None:
-        """Opens a part because the steps go back. The facts since the last step move to the new part."""
+    def begin_again(self, number: int, step: float = -1.0) -> None:
+        """Opens a part because the steps go back, to `step`. The facts since the last step move to the new part, and so
+        do evaluations before its first step."""
         before, last = self.parts[-1], self._last_step_line()
         header = self.header if self.after == last else []
-        self.next_part(min([number, *(fact.place.line for _, _, fact in header)]))
+        evals = [one for one in before.evals if one[2] > last and one[0] is not None and one[0] <= step]
+        self.next_part(min([number, *(fact.place.line for _, _, fact in header), *(line for _, _, line in evals)]))
         part = self.parts[-1]
         if part is before:
             return
+        part.evals = evals
+        before.evals = [one for one in before.evals if one not in evals]
         part.started = part.banner = self.banner > last > 0
         for is_argument, name, fact in header:
             part.dialects[fact.dialect] = part.dialects.get(fact.dialect, 0) + 1

@@ -295,7 +295,7 @@ class LineReader(GrowingParts):
             if step is None and epochs[1] < epochs[0] and self.has_ended(rule.dialect.name):
                 self.begin_again(number)
             if step is not None and last is not None and (step < last or (step == last and again)):
-                self.begin_again(number)
+                self.begin_again(number, step)
         if self.full:
             return self.leave_out(TOO_MANY_PARTS)
         rows = self.rows_of(rule.dialect.name, rank)

@@ -16,7 +16,7 @@ from hpc_gpt.reader.lines.part import Failure, Part, Place
 from hpc_gpt.reader.runs.attempts import iso
 from hpc_gpt.reader.runs.draft import Draft
 from hpc_gpt.reader.runs.grouping import RunParts
-from hpc_gpt.reader.runs.log_steps import LogSteps, log_interval, main_steps, reaches, step_span
+from hpc_gpt.reader.runs.log_steps import AT_ONCE, LogSteps, log_interval, main_steps, reaches, step_span
 from hpc_gpt.reader.runs.rules import Known
 
 _ZONE = "as printed, taken as UTC"
@@ -168,7 +168,9 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
         text = (
             f"the log ends after {counted(lines, 'line')} of steps" if lines else "the log ends before the first step"
         )
-        if last_step is not None:
+        if any(AT_ONCE in part.left_out for part in parts):
+            text = "the log ends in steps of several trainings at once"
+        elif last_step is not None:
             unit = "epoch" if steps.dialect == EPOCHS else "step"
             text = f"the log ends at {unit} {last_step:.0f}" + (f" of {planned}" if planned else "")
     firsts = [part.first_at for part in parts if part.first_at is not None and 0 < part.first_at < _LATEST]

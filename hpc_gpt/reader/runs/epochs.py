@@ -15,6 +15,8 @@ from hpc_gpt.reader.lines.part import Part, PeakMemory
 from hpc_gpt.reader.lines.steps import StepColumn, StepTable
 from hpc_gpt.reader.runs.log_steps import has_steps, log_interval, main_steps, step_span
 
+_FEW_LOSSES = 3  # whose mean is compared: a single loss scatters
+
 
 def settle_epochs(part: Part) -> None:
     """Numbers a part's lines of epochs by their epochs, in place of its bars, which then count batches of an epoch.
@@ -53,12 +55,13 @@ def _epochs_of(lines: StepTable, part: Part) -> StepColumn | None:
     return min(said) + np.arange(float(len(lines))) if lacks in (0, 1) else None
 
 
-def is_next_epoch(one: Part, other: Part) -> bool:
-    """Whether a part is the next epoch of the part before it, and not another attempt.
+def is_next_epoch(one: Part, other: Part, is_as_long: bool = True) -> bool:
+    """Whether a part is the next epoch of the part before it, and neither another attempt nor another training.
 
     Some programs restart their step count in each epoch. A part is the next epoch if no program started in between, and
-    its epoch is later; or its first loss is closer to the last loss before it than to the first one; or the steps
-    before it are as many passes as were planned. Trainings of several seeds in one log differ in their losses alone.
+    its epoch is later; or it `is_as_long` as the epoch before it, or this has a stated length, and its first losses are
+    closer to the last ones before it than to the first ones; or, without losses, the steps before it are as many passes
+    as were planned. Trainings of several seeds in one log differ in their losses alone.
     """
     before, after = step_span(one), step_span(other)
     if other.started or other.arguments or before is None or after is None or one.totals or one.ends:
@@ -75,11 +78,18 @@ def is_next_epoch(one: Part, other: Part) -> bool:
         if len(epochs[0]) and len(epochs[1]):
             return bool(epochs[1][0] > epochs[0][-1])
         losses = [_losses(part, steps) for part, (_, steps) in ((one, first), (other, second))]
-        if len(losses[0]) > 1 and len(losses[1]):
-            begun, ended, resumed = losses[0][0], losses[0][-1], losses[1][0]
-            return bool(abs(resumed - ended) < abs(resumed - begun))
+        few = min(_FEW_LOSSES, len(losses[0]) // 2)
+        if few and len(losses[1]):
+            begun, ended, resumed = (piece.mean() for piece in (losses[0][:few], losses[0][-few:], losses[1][:few]))
+            goes_on = abs(resumed - ended) < abs(resumed - begun)
+            return bool(goes_on and (is_as_long or _are_passes(before[1], one, other)))
+    return _are_passes(before[1], one, other)
+
+
+def _are_passes(steps: float, one: Part, other: Part) -> bool:
+    """Whether so many steps are as many whole passes as the program planned."""
     planned = other.fact("steps_planned") or one.fact("steps_planned")
-    return bool(planned and isinstance(planned.value, int) and planned.value > 0 and before[1] % planned.value == 0)
+    return bool(planned and isinstance(planned.value, int) and planned.value > 0 and steps % planned.value == 0)
 
 
 def _losses(part: Part, steps: StepTable) -> StepColumn:
@@ -103,19 +113,26 @@ def join_epochs(one: Part, other: Part) -> Part:
     for name, table in other.steps.items():
         columns = {key: column + (offset if key == "step" else 0.0) for key, column in table.columns.items()}
         steps.setdefault(name, []).append(replace(table, columns=columns))
-    later: dict[str, list[Any]] = {
-        name: [(None if step is None else step + offset, *more) for step, *more in getattr(other, name)]
-        for name in ("progress", "evals", "saves")
-    }
-    joined = {
-        each.name: _JOINED.get(each.name, _first)(
-            getattr(one, each.name), later.get(each.name, getattr(other, each.name))
-        )
-        for each in fields(Part)
-    }
+    later = replace(
+        other,
+        progress=[(step + offset, elapsed_s, line) for step, elapsed_s, line in other.progress],
+        evals=[(None if step is None else step + offset, loss, line) for step, loss, line in other.evals],
+        saves=[(None if step is None else step + offset, seconds, line) for step, seconds, line in other.saves],
+    )
+    joined = join_parts(one, later)
     if EPOCHS not in one.steps:
-        joined["facts"].pop("steps_planned", None)  # planned for one pass only
-    return Part(**{**joined, "steps": {name: StepTable.joined(tables) for name, tables in steps.items()}})
+        joined.facts.pop("steps_planned", None)  # planned for one pass only
+    return replace(joined, steps={name: StepTable.joined(tables) for name, tables in steps.items()})
+
+
+def join_parts(one: Part, other: Part) -> Part:
+    """Two pieces of one run as one, with the steps of the first piece alone."""
+    return Part(
+        **{
+            each.name: _JOINED.get(each.name, _first)(getattr(one, each.name), getattr(other, each.name))
+            for each in fields(Part)
+        }
+    )
 
 
 def _first(one: Any, other: Any) -> Any:

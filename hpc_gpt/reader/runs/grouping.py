@@ -2,10 +2,12 @@
 
 Two parts that differ in layout, shape or batch never belong to one run. Otherwise, in this order:
 
-1. The parts of one file are attempts of one run, unless the earlier one had finished, or the later one has another
-   number of parameters, or begins again with another number of planned steps, or after a framed line (`=== run 2 ===`)
-   although nothing failed. If a program restarts its step count in each epoch, the epochs are one attempt
-   (`is_next_epoch`).
+1. Of the parts of one file, where the steps fall back: (a) steps that fall back again and again are of several
+   trainings at once (`StepOrder`), one run without a curve. (b) If a program restarts its step count in each epoch, the
+   epochs are one attempt (`is_next_epoch`). (c) A part is an attempt of the run before it, unless that had finished, if
+   that failed, or the part resumes, or begins above the other's first step (`_is_next_start`). (d) Else it is another
+   run, and so is one with another number of parameters, or that begins again with another number of planned steps or
+   after a framed line (`=== run 2 ===`).
 2. Files whose names differ only in a labelled rank or node (`rank_0`, `node3/`, torchrun's `attempt_0/3/stdout.log`) or
    in the stream (`.out`, `.err`, `.log`) are one run. Without a rank in their names they are one run if at most one of
    them has steps, or both have the same steps.
@@ -20,20 +22,25 @@ Two parts that differ in layout, shape or batch never belong to one run. Otherwi
    of a training, or its name differs in numbers only.
 """
 
+import functools
+import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from hpc_gpt.reader.failures.part_failures import last_line
 from hpc_gpt.reader.lines.growing_parts import BARS
 from hpc_gpt.reader.lines.part import Part
+from hpc_gpt.reader.lines.step_order import StepOrder
 from hpc_gpt.reader.runs.discovery import LogName, is_rank_number, log_name, without_number
-from hpc_gpt.reader.runs.epochs import is_next_epoch, join_epochs, settle_epochs
+from hpc_gpt.reader.runs.epochs import is_next_epoch, join_epochs, join_parts, settle_epochs
 from hpc_gpt.reader.runs.facts import Marks, contradict, marks, united
 from hpc_gpt.reader.runs.log_steps import (
+    AT_ONCE,
     add_losses_beside,
     drop_other_bars,
     has_steps,
@@ -51,6 +58,7 @@ _OF_AN_ATTEMPT = re.compile(
 )
 _FOLDERS = ("save", "save_dir", "checkpoint_dir", "output_dir", "load")
 _PLANS = ("steps_planned", "global_batch", "samples_per_epoch", "params")
+_MIN_INTERLEAVED = 4  # parts
 _LOOK_BACK = 50  # files with similar names that are searched for an earlier attempt
 
 
@@ -120,23 +128,86 @@ def _merged(
 
 def _of_one_file(name: LogName, parts: Sequence[Part]) -> list[RunParts]:
     runs: list[RunParts] = []
+    parts = [_at_once(parts)] if _are_interleaved(parts) else parts
+    last_span: tuple[float, float] | None = None  # of the part before, alone
+    with_steps = [id(part) for part in parts if part.steps or part.progress]
     for part in parts:
         settle_epochs(part)
         add_losses_beside(part)
+        span = step_span(part)
+        is_as_long = _is_as_long(last_span, span, part, id(part) in with_steps[-1:])
+        last_span = span
         last, part_marks = runs[-1] if runs else None, marks(part)
         before = last.attempts[-1][0] if last else part
         if last is None or contradict(last.marks, part_marks) or _of_another_training(before, part):
             runs.append(RunParts([name], [[part]], part_marks, len(runs) + 1))
             continue
-        if is_next_epoch(before, part):
+        if is_next_epoch(before, part, is_as_long):
             last.attempts[-1][0] = join_epochs(before, part)
-        elif not _finished(last.attempts[-1]) and _asked_alike(before, part) and not _other_program(before, part):
+        elif not _finished(last.attempts[-1]) and _is_next_start(before, part):
             last.attempts.append([part])
         else:
             runs.append(RunParts([name], [[part]], part_marks, len(runs) + 1))
             continue
         last.marks = united(last.marks, part_marks)
     return runs
+
+
+def _are_interleaved(parts: Sequence[Part]) -> bool:
+    """Whether the steps of a file are those of several trainings at once."""
+    lines = Counter[str]()
+    for part in parts:
+        lines.update({name: len(steps) for name, steps in part.steps.items()})
+    if len(parts) < _MIN_INTERLEAVED or not lines:
+        return False
+    dialect, order = max(lines, key=lambda name: (name != BARS, lines[name])), StepOrder()
+    for before, part in zip([None, *parts], parts, strict=False):
+        if part.started or (before is not None and _has_failed(before)):
+            order.begin()
+        for step in part.steps[dialect]["step"].tolist() if dialect in part.steps else ():
+            if math.isfinite(step):
+                order.take(step)
+    return order.is_interleaved
+
+
+def _at_once(parts: Sequence[Part]) -> Part:
+    """The parts of trainings that ran at the same time as one, without what cannot be told apart."""
+    joined = functools.reduce(join_parts, parts)
+    count = sum(steps.count for part in parts for steps in part.steps.values())
+    left_out = {**joined.left_out, AT_ONCE: count}
+    return replace(joined, steps={}, progress=[], evals=[], eval_s=[], totals={}, timers_s={}, left_out=left_out)
+
+
+def _is_as_long(
+    before: tuple[float, float] | None, span: tuple[float, float] | None, part: Part, is_last: bool
+) -> bool:
+    """Whether the steps of a part end where those of the part before it did; those of the last part may be cut off."""
+    if before is None or span is None:
+        return True
+    main = main_steps(part)
+    interval = log_interval(main[1]) if main else 1
+    return abs(span[1] - before[1]) < interval or (is_last and span[1] < before[1])
+
+
+def _is_next_start(one: Part, other: Part) -> bool:
+    """Whether a part of a file is another start of the training before it: that one has no steps or failed, or this
+    one resumes, has the checkpoint of the other, or begins above its first step. Both must be of one program with the
+    same arguments."""
+    if not _asked_alike(one, other) or _other_program(one, other):
+        return False
+    before, after, main = step_span(one), step_span(other), main_steps(other)
+    if before is None or after is None or _has_failed(one) or _same_folder(one, other):
+        return True
+    interval = log_interval(main[1]) if main else 1
+    resumes = any(name in other.facts for name in ("resumes", "resumed_step"))
+    return resumes or after[0] > max(before[0], interval)
+
+
+def _has_failed(part: Part) -> bool:
+    """Whether a failure, or an end before all steps, follows the last step of a part."""
+    ends = [failure.place.line for failure in part.failures]
+    ends += [place.line for ended, place in part.ends if ended != "done"]
+    return max(ends, default=0) > last_line(part, 1)
 
 
 def _other_program(one: Part, other: Part) -> bool:

@@ -21,6 +21,7 @@ from hpc_gpt.reader.programs.tqdm import BAR_OF_TRAINING
 TIMES = ("step_s", "tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gpu", "elapsed_s")
 _FEWEST_GENERIC = 5
 BARS_OF_OTHERS = "bars that may count something other than steps"
+AT_ONCE = "lines of steps of several trainings at once: no curve, no loss and no time is read"
 _SLOW_ITEM_S = 1.05  # a bar that counts seconds has one item per second
 _MOST_STEPS = 1e15  # no run trains so many
 _LARGEST_FIGURE = 1e18  # no figure of a step is larger
@@ -106,7 +107,7 @@ def _worth(name: str, steps: StepTable) -> tuple[int, int, int, str]:
 def has_steps(part: Part) -> bool:
     """Whether a part shows training: steps, a bar or a total."""
     steps = any(len(steps) and _is_training(part, name, steps) for name, steps in part.steps.items())
-    return bool(part.progress or part.totals or steps)
+    return bool(part.progress or part.totals or steps or AT_ONCE in part.left_out)
 
 
 def drop_other_bars(parts: Sequence[Part]) -> None:

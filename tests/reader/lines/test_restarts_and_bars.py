@@ -109,7 +109,8 @@ def loop(count: int, *, loss: float = 9.0) -> list[str]:
         # HF trainings one after the other, with the banner or without it.
         (hf(20, 20) + hf(15, 15), [[(1, 20, "done")], [(1, 15, "done")]]),
         (hf(20, 20, banner=False) + hf(15, 15, banner=False), [[(1, 20, "done")], [(2, 15, "done")]]),
-        (hf(9, 20, total=False) + hf(20, 20), [[(1, 9, "unknown"), (1, 20, "done")]]),
+        # From zero, although nothing failed: another training, also with the same plan.
+        (hf(9, 20, total=False) + hf(20, 20), [[(1, 9, "unknown")], [(1, 20, "done")]]),
         # The first start's error is not the end of the second one.
         (
             hf(0, 20, total=False) + FAILED + hf(0, 20, total=False),

@@ -53,7 +53,7 @@ FALLS, GOES_ON, BEGINS = {"loss": (9, 5)}, {"loss": (5.5, 4)}, {"loss": (8, 4)}
         (part(**FALLS), part(**GOES_ON), True),
         (part(**FALLS), part(epoch=(2, 2), **GOES_ON), True),
         (part(**FALLS, **PLAN), part(**BEGINS), False),
-        (part(**FALLS), part(loss=(7, 4)), False),  # as near to the begin as to the end
+        (part(**FALLS), part(loss=(7.5, 4)), False),  # by the means of the first losses and of the last ones
         (part("1..2", loss=(9, 5)), part("1..2", **GOES_ON), True),
         # Losses of evaluations alone; one of them shows no fall.
         (part(evals=[(1, 9.0, 1), (5, 5.0, 2)]), part(evals=[(1, 5.5, 3)]), True),
