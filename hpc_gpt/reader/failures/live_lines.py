@@ -75,18 +75,21 @@ class LiveLines:
     """The lines of one program, taken in their order. Dialects read its steps, or the regex `pattern` if there is one.
 
     `moment`: a time at which the next lines did not exist yet; None if that is not known. By default lines are taken as
-    soon as they exist.
+    soon as they exist. `stream`: the number of the file that has the next lines. Between the lines of two files there
+    is no order, so a loss in one of them gets no step from a bar in the other.
     """
 
     def __init__(self, pattern: str | None = None) -> None:
         self._own_pattern = None if pattern is None else (re.compile(pattern), Pattern("step", pattern, "own"))
         self.moment: float | Literal["now"] | None = "now"
+        self.stream = 0
         self._late: collections.deque[LiveFailure] = collections.deque(maxlen=_KEPT_LINES)
         self._reader = LineReader("")  # of the failures
         self._count = 0
         self._rank: int | None = None
         # The figures of a step whose number comes with the next bar, and the loss of an evaluation for the next step.
         self._waits: dict[str, float] | None = None
+        self._waits_in = 0  # the stream of these figures
         self._loss_eval: float | None = None
         self._skipped = 0.0  # steps that fp16's loss scaler skipped, by separate lines before the line of the step
         # The planned number of steps: True, by lines of steps; False, by another line.
@@ -99,6 +102,9 @@ class LiveLines:
         self.has_steps = False  # lines, not only bars
         self._asked_at: int | None = None  # the line in which srun was asked to end: it then kills its tasks
         self._bar: float | None = None
+        # The total of the bar whose numbers are steps, and its last number; None without such a bar.
+        self._bar_total: float | None = None
+        self._bar_step: float | None = None
 
     def take(self, line: str) -> dict[str, float] | None:
         """Takes the next line; returns the figures of its step by the fields of reader/lines/fields.py, `step` among them,
@@ -187,9 +193,15 @@ class LiveLines:
             self._loss_eval = float_of(values, "loss_eval")
             return None
         if kind == "progress":
-            step, waits = float_of(values, "step"), self._waits
+            step, total, waits = float_of(values, "step"), float_of(values, "steps_planned"), self._waits
             self._waits = None
-            return None if waits is None or step is None else {**waits, "step": step}
+            counts_steps = waits is not None or (total is not None and total == self._bar_total)
+            if step is None or not counts_steps:
+                return None
+            self._bar_total, self._bar_step = total, step
+            if waits is None:
+                return None
+            return {**waits, "step": step} if self._waits_in == self.stream else {"step": step}
         if rank is not None and self._rank is not None and rank != self._rank:
             return None
         self._rank = rank if self._rank is None else self._rank
@@ -201,8 +213,12 @@ class LiveLines:
             row, self._skipped = {"skipped": self._skipped, **row}, 0.0
         if "step" in row:
             return row
-        self._waits = row
+        self._waits, self._waits_in = row, self.stream
         return None
+
+    def last_bar(self) -> dict[str, float] | None:
+        """The figures of the last step by the bar that counts steps: its number alone; None without such a bar."""
+        return None if self._bar_step is None or not sound_step(self._bar_step) else {"step": self._bar_step}
 
     @property
     def failure(self) -> Failure | None:

@@ -52,18 +52,19 @@ class LogRead:
     refused: str | None = None
 
 
-def read_log(path: Path) -> LogRead:
-    """Reads the log at a path, `-` for standard input. Never raises, whatever is in the file or happens to it: if a
-    reader fails, the file is refused."""
+def read_log(path: Path, name: str | None = None) -> LogRead:
+    """Reads the log at a path, `-` for standard input. `name`: how its places name the file, else by the path.
+
+    Never raises, whatever is in the file or happens to it: if a reader fails, the file is refused."""
     output.working_on = str(path)
     try:
-        return _read_log(path)
+        return _read_log(path, name)
     except Exception as fault:
         return LogRead(refused=f"{READER_FAILED}: {fault_words(fault)}")
 
 
-def _read_log(path: Path) -> LogRead:
-    with Source(path) as source:
+def _read_log(path: Path, name: str | None) -> LogRead:
+    with Source(path, name) as source:
         if source.refused is not None:
             return LogRead(refused=source.refused)
         if trainer_state.is_trainer_state(source.head[:_DOCUMENT_HEAD].decode("utf-8", "replace")):

@@ -67,8 +67,8 @@ class Source:
     `left_out`: reason -> how often something was skipped. `compressed`: by gzip. `head`: the first bytes of its text.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.file = "stdin" if str(path) == STDIN else str(path)
+    def __init__(self, path: Path, name: str | None = None) -> None:
+        self.file = name or ("stdin" if str(path) == STDIN else str(path))
         self.refused: str | None = None
         self.left_out: dict[str, int] = {}
         self.compressed = False

@@ -33,10 +33,11 @@ _FEW = 20
 _BY_MEAN = "global_batch x seq / step_s_mean"
 
 
-def add_figures(record: Record) -> Record:
+def add_figures(record: Record, is_foreign: bool = False) -> Record:
     """The record of a run of ours with the figures that follow from its sizes and `step_s`, null if an input is not
-    known."""
-    return with_figures(record, *figures_of(record))
+    known. `is_foreign`: its steps are those of another program's log."""
+    figures, flags = figures_of(record, is_foreign)
+    return with_figures(record, figures, [flag for flag in flags if flag not in record.flags])
 
 
 def with_figures(record: Record, figures: Figures, flags: Sequence[str]) -> Record:

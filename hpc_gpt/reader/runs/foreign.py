@@ -79,12 +79,8 @@ def read_foreign_runs(files: DiscoveredFiles, as_one: bool = False, records_only
             logs.append((path, log.parts))
             left_out |= {log.parts[0].file: log.left_out} if log.left_out else {}
     runs = _grouped(logs, silent, files)
-    if as_one and runs and sum(run.has_steps for run in runs) <= 1:
-        main, *others = sorted(runs, key=lambda run: not run.has_steps)
-        for run in others:
-            main.attempts[-1] += run.parts
-            main.names += run.names
-        runs = [main]
+    if as_one:
+        runs = join_as_one(runs)
     runs = [run for run in runs if not _skip_bars_alone(run, files)]
     found_runs = []
     logs.clear()
@@ -102,6 +98,17 @@ def read_foreign_runs(files: DiscoveredFiles, as_one: bool = False, records_only
             for path in run.files:
                 files.skip(f"{READER_FAILED}: {fault_words(fault)}", path)
     return found_runs
+
+
+def join_as_one(runs: list[RunParts]) -> list[RunParts]:
+    """Joins logs that belong to one run, if at most one of them has steps."""
+    if sum(run.has_steps for run in runs) > 1 or not runs:
+        return runs
+    main, *others = sorted(runs, key=lambda run: not run.has_steps)
+    for run in others:
+        main.attempts[-1] += run.parts
+        main.names += run.names
+    return [main]
 
 
 def _skip_bars_alone(run: RunParts, files: DiscoveredFiles) -> bool:

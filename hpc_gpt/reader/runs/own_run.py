@@ -42,6 +42,7 @@ from hpc_gpt.reader.runs.draft import Draft
 from hpc_gpt.reader.runs.figures import add_figures
 from hpc_gpt.reader.runs.goodput import add_gpu_hours
 from hpc_gpt.reader.runs.log_steps import log_interval
+from hpc_gpt.reader.runs.program_run import lay_over, read_program_logs
 from hpc_gpt.reader.runs.results import add_first_and_last_loss, add_mixture
 from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.reader.runs.sockets import OF_NETWORK, OVER_SOCKETS, says_sockets
@@ -78,7 +79,7 @@ def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
     draft = Draft()
     _add_settings(draft, run, resolved)
     _add_prediction(draft, run)
-    _add_device(draft, resolved.cluster.device, attempts)
+    _add_device(draft, None if resolved.asked_gpus is None else resolved.cluster.device, attempts)
     _add_measurements(draft, attempts)
     if ends_only:
         add_mixture(draft, steps)
@@ -101,9 +102,13 @@ def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
     draft.set("versions", {"hpc-gpt": resolved.version, **versions}, "provenance.json" if versions else "resolved.json")
     if damaged := metrics.damaged:
         draft.flag(f"{counted(damaged, 'line')} of metrics.jsonl cannot be read and were left out")
+    logged = None if has_each_loss or ends_only else read_program_logs(run, attempts)
+    if logged is not None:
+        lay_over(draft, logged, steps)
     record = Record(run=run.run_id, dialect=DIALECT, **draft.values, flags=draft.flags, sources=draft.sources)
     files = tuple(path for read in attempts for path in (read.attempt.metrics, *read.attempt.logs) if path.is_file())
-    return RunRead(add_figures(record), steps, files=files, folder=run.path, is_settled=over)
+    record = add_figures(record, is_foreign=logged is not None)
+    return RunRead(record, steps, files=files, folder=run.path, is_settled=over)
 
 
 def figures_asked(resolved: Sized) -> dict[str, Any]:

@@ -100,7 +100,14 @@ class CommandRank(ForeignRank):
         lines, train = self._lines, self._resolved.train
         loss, planned = lambda: lines.loss, lambda: lines.planned
         log = ForeignLog(
-            attempt, self._resolved, self._place.rank, lines.take, self._last.add, loss=loss, planned=planned
+            attempt,
+            self._resolved,
+            self._place.rank,
+            lines.take,
+            self._last.add,
+            loss=loss,
+            planned=planned,
+            last_bar=lines.last_bar,
         )
         files = functools.partial(checkpoint_files, self._run, command) if self._place.rank == 0 else dict
         heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, command.hang_s, files)

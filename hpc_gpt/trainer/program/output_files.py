@@ -141,6 +141,12 @@ class Follower:
         if file is not None:
             yield from self._read(file, size)
 
+    def last_line(self) -> list[str]:
+        """The line at the end of the file that nothing has ended, such as a program's last bar; [] without one. Only
+        for a file that grows no more."""
+        text, self._left = self._left, b""
+        return [text.decode(errors="replace")] if text.strip() else []
+
     def _read(self, file: IO[bytes], most: int | None) -> Iterator[str]:
         number, text = file.fileno(), b""
         with contextlib.suppress(OSError):

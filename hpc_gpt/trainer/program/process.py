@@ -154,7 +154,8 @@ class ForeignLog:
     The task whose program prints the steps writes the metrics: the first such task, if there are several. `read` gives
     the step of a line, if it has one; `saw` gets every line. Steps up to `resumed` are not counted again, nor are lines
     up to the last ones with the numbers `written`, which are in metrics.jsonl already. `loss` gives the last loss, for
-    a program that prints no steps; `planned` the number of planned steps, 0 if the program does not say. `clock`
+    a program that prints no steps; `planned` the number of planned steps, 0 if the program does not say; `last_bar`
+    at the end the last step by the program's bar. `clock`
     measures the steps of a program that prints no times. A fault of `read`, `saw`, `loss` or the disk does not harm the
     program: the first fault is printed, and its output is read on.
     """
@@ -172,6 +173,7 @@ class ForeignLog:
         resumed: int | None = None,
         loss: Callable[[], float | None] = lambda: None,
         planned: Callable[[], int] = lambda: 0,
+        last_bar: Callable[[], StepRow | None] = lambda: None,
         clock: StepClock | None = None,
         written: Sequence[int] = (),
     ) -> None:
@@ -181,6 +183,7 @@ class ForeignLog:
         self._sample_tokens, self._gpus = resolved.model.seq, resolved.gpus
         self._global_batch = resolved.batch.global_batch
         self._read_step, self._saw, self._loss, self._planned = read, saw, loss, planned
+        self._last_bar = last_bar
         self._kept_loss: float | None = None
         self._kept_at = -_LOOK_S
         self._rows = KeptLines(attempt.metrics)
@@ -208,7 +211,14 @@ class ForeignLog:
         while self._thread.is_alive() and read != self.moves:
             read = self.moves
             self._thread.join(timeout=5)
+        self.close()
+
+    def close(self) -> None:
+        """Writes what the last lines show: steps that wait for another line, the last bar, a loss without a step."""
         self.flush_steps(math.inf)
+        with self._lock, self._guard():
+            if self.has_steps and (row := self._last_bar()) is not None and int(row["step"]) > self.last_step:
+                self._write([row], time.monotonic())
         self.keep_loss(0.0)
 
     def keep_loss(self, pause_s: float = _LOOK_S) -> None:

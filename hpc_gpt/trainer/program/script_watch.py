@@ -86,16 +86,17 @@ class ScriptWatch:
         written = [int(line["step"]) for line in before if line.get("step") is not None]
         self._resumed = self._report_start()
         resumed = self._resumed or None
-        lines, loss, planned = self._lines.take, lambda: self._lines.loss, lambda: self._lines.planned
+        loss, planned = lambda: self._lines.loss, lambda: self._lines.planned
         clock = StepClock(*_STRETCH)
         self._log = ForeignLog(
             attempt,
             self._resolved,
             0,
-            lines,
+            self._lines.take,
             resumed=resumed,
             loss=loss,
             planned=planned,
+            last_bar=self._lines.last_bar,
             clock=clock,
             written=written,
         )
@@ -144,8 +145,10 @@ class ScriptWatch:
             self._take_lines()
             time.sleep(_TURN_S)
         self._take_lines()
-        self._log.flush_steps(math.inf)
-        self._log.keep_loss(0.0)
+        for file in self._files:
+            self._lines.stream = self._files.index(file)
+            self._log.take(*file.last_line())
+        self._log.close()
         with contextlib.suppress(RunFolderError):
             write_said(self._attempt, 0, self._with_submission(said_by(self._lines, over)))
         release_reserve(self._attempt)
@@ -188,10 +191,8 @@ class ScriptWatch:
     def _take_lines(self) -> None:
         lines = self._take_first_lines() if self._is_first else []
         now = time.monotonic()
-        late = [line for file in self._files for line in file.lines()]
-        self._log.take(*late)
+        lines += self._take_from(self._files)
         self._lines.moment = now
-        lines += late
         for line in lines:
             self._queued = (_QUEUED.search(line) or self._queued) if "ubmitted" in line else self._queued
         if self._copies is None and self._attempt.outputs.exists():
@@ -215,14 +216,22 @@ class ScriptWatch:
         with contextlib.suppress(OSError, ValueError):
             self._lines.moment = _monotonic((folder / "began").read_text(encoding="utf-8"))
             text = (folder / "sizes").read_text(encoding="utf-8")
-        taken = [line for file in self._files[2:] for line in file.lines()]
-        self._log.take(*taken)
+        taken = self._take_from(self._files[2:])
         for moment, sizes in re.findall(r"(?m)^(\d+\.\d+) .*\n((?:\w+ \d+\n)*)", text):
             size_of = dict(line.split() for line in sizes.splitlines())
             files = zip(self._files[:2], ("log", "err"), strict=True)
-            lines = [line for file, name in files for line in file.lines(int(size_of.get(name, 0)))]
-            self._log.take(*lines)
+            for file, name in files:
+                taken += self._take_from([file], int(size_of.get(name, 0)))
             self._lines.moment = _monotonic(moment)
+        return taken
+
+    def _take_from(self, files: Sequence[Follower], end: int | None = None) -> list[str]:
+        """Takes the new lines of each file, up to the byte `end`; returns them."""
+        taken: list[str] = []
+        for file in files:
+            self._lines.stream = self._files.index(file)
+            lines = [*file.lines(end)]
+            self._log.take(*lines)
             taken += lines
         return taken
 
