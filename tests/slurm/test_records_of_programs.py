@@ -25,7 +25,19 @@ SCRIPT = """#!/bin/bash
 python3 -I -u replay.py lines
 """
 # Keys that say which run it is and when, which a log alone has by its name and clocks.
-OF_THE_RUN = {"run", "name", "dialect", "engine", "job_id", "nodes", "started", "ended_at", "attempts", "ended", "cause"}
+OF_THE_RUN = {
+    "run",
+    "name",
+    "dialect",
+    "engine",
+    "job_id",
+    "nodes",
+    "started",
+    "ended_at",
+    "attempts",
+    "ended",
+    "cause",
+}
 OF_THE_RUN |= {"node_list", "config_hash", "settings", "versions", "flags", "flag_kinds", "sources"}
 OF_THE_RUN |= {"gpu_hours", "goodput", "gpu_hours_by"}
 
