@@ -26,6 +26,11 @@ _GROUPS = ((50, "Before a run"), (120, "A run"), (190, "After a run"), (1000, "S
 
 # Options of sbatch that give the GPUs or the tasks per node.
 _PER_NODE = ("gpus-per-node", "gpus-per-task", "ntasks-per-node", "ntasks-per-gpu", "gres")
+# {option of sbatch that no experiment has: what to do instead}.
+_INSTEAD = {
+    "array": "--grid KEY=VALUE,VALUE or [rows] make several runs",
+    "wrap": "write the command to a file that begins with #!/bin/bash: hpc-gpt submit --nodes=1 FILE",
+}
 _PROGRAM = re.compile(r"(?:python[\d.]*|torchrun|srun|mpirun|mpiexec|bash|sh|accelerate)")
 
 
@@ -155,14 +160,15 @@ def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> Non
 @click.option("--debug", is_flag=True, expose_value=False, help="Show a traceback with an error.")
 @click.option("--no-color", is_flag=True, expose_value=False, help="No colour; NO_COLOR does the same.")
 def group() -> None:
-    """Train GPTs with tensor, pipeline and data parallelism on Slurm clusters, or on this machine.
+    """Run your sbatch script, or a GPT training, as a chain of jobs on Slurm or on this machine; plan a model's layout
+    before it queues; read any program's log.
 
     \b
+    hpc-gpt submit --dry-run train.slurm                             what your script would ask of Slurm
+    hpc-gpt submit train.slurm                                       queue it; then status, logs -f, why
+    hpc-gpt report logs/                                             the figures of runs and of any logs
     hpc-gpt plan --model 48b --gpus 64 --cluster jean-zay-v100-32g   which layouts fit, and the fastest of them
-    hpc-gpt submit demo --cluster local --wait                       a small run, on this machine
-    hpc-gpt submit --gpus 64 --pp 16                                 the default experiment, on your cluster
-    hpc-gpt render demo > job.sh                                     a script for plain sbatch
-    hpc-gpt report logs/                                             what the runs achieved
+    hpc-gpt submit demo --cluster local --wait                       a small training of ours, on this machine
 
     Exit codes: 0 ok, 1 failure, 2 usage, 3 a job failed, 4 Slurm not reachable, 5 no such run, 130 Ctrl-C.
     """
@@ -281,6 +287,10 @@ def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
         if _has_option(fault, "--dry-run") and (of_program := _program_in(arguments)):
             return 2, *of_program
         option = fault.option_name if isinstance(fault, click.NoSuchOption) else ""
+        if option and _has_option(fault, "--dry-run") and (missing := _missing_script(arguments)) is not None:
+            return 2, str(missing), missing.hint
+        if option == "--host" and verb:
+            return 2, "--host is after the verb", _host_first(arguments)
         if of_gone := gone_fault(f"{path.removeprefix('hpc-gpt ')} {option}"):
             return 2, *of_gone
         if isinstance(fault, click.NoSuchOption) and (keys := _keys_meant(fault)):
@@ -303,6 +313,31 @@ def _explained(fault: Exception, arguments: list[str]) -> tuple[int, str, str]:
         hint = "--debug shows where" if fault.filename not in (None, OUTPUT) else ""
         return 1, f"{where}{fault.strerror or fault}", hint
     return 1, f"{type(fault).__name__}: {fault}", "this is a bug in hpc-gpt; --debug shows where"
+
+
+def _missing_script(arguments: list[str]) -> UserError | None:
+    """The fault of a line that names a job script which is not there: all words after it are the script's own."""
+    from hpc_gpt.core.settings.experiment_file import SCRIPT_SUFFIXES, find_experiment
+
+    for word in arguments[1:]:
+        if Path(word).suffix in SCRIPT_SUFFIXES and not Path(word).exists():
+            try:
+                find_experiment(word)
+            except UserError as fault:
+                return fault
+    return None
+
+
+def _host_first(arguments: list[str]) -> str:
+    """The hint with the line that has --host before the verb."""
+    import shlex
+
+    from hpc_gpt.core.secrets import hide_secrets
+
+    at = next(at for at, word in enumerate(arguments) if word.partition("=")[0] == "--host")
+    end = at + (1 if "=" in arguments[at] else 2)
+    line = shlex.join(["hpc-gpt", *arguments[at:end], *arguments[:at], *arguments[end:]])
+    return f"--host comes before the verb: {hide_secrets(line)}"
 
 
 def _program_in(arguments: list[str]) -> tuple[str, str] | None:
@@ -384,7 +419,7 @@ def _as_sbatch(fault: click.NoSuchOption, arguments: list[str]) -> tuple[str, st
             f"use {example}{f', {total} GPUs in all' if total else ''}; gpus_per_node in the profile is a node's",
         )
     if (owned := why_not_added(long)) or not _has_option(fault, "--account"):
-        hint = "--grid KEY=VALUE,VALUE or [rows] make several runs" if long == "array" else "leave it out"
+        hint = _INSTEAD.get(long, "leave it out")
         return f"{name} is sbatch's: {owned or 'a plan requests no job'}", hint
     option = f"--{long}" + (f"={value}" if sbatch.kinds[long] == "valued" and value else "")
     return f"{name} is sbatch's", hide_secrets(f"use {shlex.join(['--set', f'job.sbatch={json.dumps([option])}'])}")

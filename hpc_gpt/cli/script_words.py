@@ -7,7 +7,9 @@ should only be shown, or end the script. If the option is also before FILE, the 
 words after a first `--`, which is dropped, belong to the script.
 """
 
+import itertools
 import os
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,8 +19,15 @@ import click
 from hpc_gpt.cli.options import Option
 from hpc_gpt.cli.verb import GroupedCommand
 from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.format import some
 from hpc_gpt.core.secrets import hide_secrets
 
+# Options of an experiment that makes several runs, and how several runs of a script are made.
+_SEVERAL = dict.fromkeys(
+    ("--grid", "--sweep", "--race", "--row"),
+    "#SBATCH --array=0-3 starts the script with SLURM_ARRAY_TASK_ID 0 to 3; or an experiment has its program's line as "
+    "command.run, with values in [command.values], and [rows]: hpc-gpt help keys command",
+)
 # In click's context: (file, its arguments, sbatch's options).
 SCRIPT_LINE = "hpc_gpt.script"
 
@@ -123,15 +132,43 @@ def split(
                 if not equals and not of_verb[name].is_flag and left:
                     left.pop(0)
             else:
+                _check_own_name(name, of_verb)
                 for_sbatch.append(word)  # sbatch knows options of plugins
                 has_value = left and not equals and not left[0].startswith("-") and not is_job_script(Path(left[0]))
                 for_sbatch += [left.pop(0)] if has_value and word.startswith("--") else []
             continue
         path = Path(word)
         if not is_job_script(path):
+            _check_pattern(ours, word, left)
             return None
         if refused:
-            raise ConfigError(f"{refused} needs an experiment; {word} is a job script, which runs as it is",
-                              "leave it out; options of sbatch and --set are allowed")  # fmt: skip
+            hint = _SEVERAL.get(refused, "leave it out; options of sbatch and --set are allowed")
+            raise ConfigError(f"{refused} needs an experiment; {word} is a job script, which runs as it is", hint)
         return ours, for_sbatch, path, left
     return None
+
+
+def _check_own_name(name: str, of_verb: Mapping[str, Option]) -> None:
+    """Raises ConfigError for an unknown option that is near to one of the verb's that a script takes: sbatch would
+    refuse it, and on this machine the run would start."""
+    from hpc_gpt.core.tables import close_matches
+
+    if name == "--host":
+        raise click.NoSuchOption(name)
+    names = [long[2:] for long, option in of_verb.items() if option.before_script and long.startswith("--")]
+    if hint := close_matches(name[2:], names, "--"):
+        raise ConfigError(f"{name} is an option neither of hpc-gpt nor of Slurm", hint)
+
+
+def _check_pattern(ours: Sequence[str], word: str, left: Sequence[str]) -> None:
+    """Raises ConfigError if the shell has replaced the pattern of --checkpoints by the names that it matches."""
+    from hpc_gpt.core.slurm.directives import is_job_script
+
+    if ours[-2:-1] != ["--checkpoints"]:
+        return
+    words = (ours[-1], word, *left)
+    names = list(itertools.takewhile(lambda name: os.path.exists(name) and not is_job_script(Path(name)), words))
+    patterns = {re.sub(r"\d+(?=\D*$)", "*", name) for name in names}
+    if len(names) > 1 and len(patterns) == 1:
+        message = f"the shell has replaced the pattern of --checkpoints by {len(names)} names: {some(names, 3)}"
+        raise ConfigError(message, f"quote it: --checkpoints '{patterns.pop()}'")

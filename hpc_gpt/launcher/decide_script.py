@@ -10,7 +10,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.ends.failures import MOST_UNSEEN
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
 from hpc_gpt.core.runs.provenance import git_state
@@ -324,9 +323,8 @@ def _notes(resolved: Resolved, added: Sequence[str]) -> tuple[str, ...]:
         notes.append(f"note: the job chain sees progress by the checkpoints {pattern}")
     elif not requeue_of(resolved.cluster).why_not(resolved.cluster):
         notes.append(
-            "note: each start begins where the script itself resumes; the job chain sees progress by the steps in the "
-            f"output; without such lines it follows the exit code, and continues after {MOST_UNSEEN - 1} time limits "
-            "at most (--checkpoints 'out/step-*' names files that show progress)"
+            "note: each start begins where the script itself resumes; progress is seen by the steps that it prints, "
+            "or by --checkpoints 'out/step-*'"
         )
     return tuple(notes)
 

@@ -1,12 +1,14 @@
 """The screen of lines by which `submit --dry-run` describes a run and its request."""
 
 import shlex
+from collections.abc import Collection
 from pathlib import Path
 
 from hpc_gpt.core.files import from_here
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.work_archive import describe_copy
 from hpc_gpt.core.secrets import hide_words
+from hpc_gpt.core.settings.cluster import FALLBACK
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import run_rows
 from hpc_gpt.core.slurm.directives import options_of, script_directives
@@ -34,7 +36,9 @@ def overview(prepared: PreparedRun, logs: Path) -> list[tuple[str, str]]:
     budget = run.job.max_gpu_hours
     rows += [("budget", "none" if budget is None else f"{budget:g} GPU-hours")]
     command = _command(prepared)
-    requested = _requested_by(prepared.script, command)
+    # The script around a user's own has the options of the command line, too; its output alone goes elsewhere.
+    elsewhere = set(read_call(shlex.split(command)[1:], options_of("sbatch"))[0])
+    requested = _requested_by(prepared.script, elsewhere if prepared.job_script is None else {"output", "error"})
     rows += [("asks Slurm", shlex.join(hide_words(requested)))] if requested else []
     rows += [("output", text) for text in _outputs(run, array=bool(prepared.job_script and prepared.job_script.array))]
     return [*rows, ("would run", command)]
@@ -57,12 +61,11 @@ def _command(prepared: PreparedRun) -> str:
     return command + (f", {prepared.jobs} times" if prepared.jobs > 1 else "")
 
 
-def _requested_by(script: str, command: str) -> list[str]:
-    """The directives of a script that count: the last one per option, without options that the command line has."""
+def _requested_by(script: str, elsewhere: Collection[str]) -> list[str]:
+    """The directives of a script that count: the last one per option, without the options that are `elsewhere`."""
     directives = [word for line in script_directives(script) for word in split_directive(line)]
-    on_line, _ = read_call(shlex.split(command)[1:], options_of("sbatch"))
     options = {option.name: option for option in read_options(directives)}
-    return [word for name, option in options.items() if name not in on_line for word in option.argv]
+    return [word for name, option in options.items() if name not in elsewhere for word in option.argv]
 
 
 def _outputs(run: Resolved, array: bool) -> list[str]:
@@ -82,5 +85,7 @@ def _outputs(run: Resolved, array: bool) -> list[str]:
 def summary_rows(run: Resolved) -> list[tuple[str, str]]:
     """The rows on a run's model, layout, batch and engine, or on the command that it starts."""
     gpus = "no GPU requested," if run.asked_gpus is None else counted(run.asked_gpus, "GPU")
-    where = f"{gpus} on {counted(run.nodes, 'node')} of {run.cluster.name}"
+    # A script takes nothing from the profile that applies if none is chosen.
+    of_profile = "" if run.script is not None and run.cluster.name == FALLBACK else f" of {run.cluster.name}"
+    where = f"{gpus} on {counted(run.nodes, 'node')}{of_profile}"
     return list(run_rows(run, where))

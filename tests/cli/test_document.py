@@ -42,13 +42,14 @@ def test_help_is_in_groups_and_cuts_no_sentence():
 
 
 @pytest.mark.parametrize("verb", [(), ("submit",)], ids=" ".join)
-def test_the_first_example_works_in_an_empty_folder(tmp_path, verb):
+def test_the_first_example_works_in_a_folder_with_a_job_script(tmp_path, verb):
     page = dict(help_texts(cli.group))[" ".join(("hpc-gpt", *verb))]
     example = next(line for line in page.splitlines() if line.startswith("  hpc-gpt ")).strip().partition("   ")[0]
     shorter = ["--dry-run"] if verb else []  # the whole of it is `make demo`
-    (empty := tmp_path / "empty").mkdir()
-    in_process(*example.split()[1:], *shorter, cwd=empty, environment=without_slurm(tmp_path), code=0)
-    assert not list(empty.iterdir())
+    (script := tmp_path / "own" / "train.slurm").parent.mkdir()
+    script.write_text("#!/bin/bash\n#SBATCH --nodes=1\n")
+    in_process(*example.split()[1:], *shorter, cwd=script.parent, environment=without_slurm(tmp_path), code=0)
+    assert list(script.parent.iterdir()) == [script]
 
 
 def test_stored_short_helps_are_first_sentences_of_the_helps():

@@ -22,6 +22,12 @@ FAST = "PartitionName=fast Default=NO MaxTime=1:00:00 MaxNodes=3 QoS=N/A State=D
 NO = "sbatch: error: Requested node configuration is not available\n"
 UP = {"sbatch": NO, "scontrol": MAIN}
 NEVER = "Slurm would never start this job: {}|change the request, or the --partition; see sinfo{}"
+ONE = {"sbatch": NO, "sinfo": "8 64000 gpu:4\n"}
+LACKS = (
+    "NeverStarts: Slurm would never start this job: it asks for 2 nodes with {} each; partition main has {}, at most "
+    "8 CPUs, 64,000 MiB, 4 GPUs each|change the request, or the --partition; see sinfo{}"
+)
+LATER = "Requested node configuration is not available: once it is queued, hpc-gpt status has Slurm's reason"
 MORE = "; a --qos or a --reservation may allow more"
 STARTS = "sbatch: Job 7 to start at {}T10:00:00 using 8 processors on nodes n1 in partition main\n"
 
@@ -82,14 +88,26 @@ def answered(call, *arguments: object) -> str:
          "JobRefused: sbatch refused the job: Invalid account|change the request, or the cluster profile"),
         ({}, {"sbatch": "sbatch: error: Unable to contact slurm controller\n"}, 1, "SlurmUnreachable: sbatch cannot "
          "reach Slurm: Unable to contact slurm controller|try again when slurmctld is up"),
-        # A request that no node holds, or nodes that are away: sbatch queues or refuses it.
-        ({}, UP, 1,
-         "Requested node configuration is not available: once it is queued, hpc-gpt status has Slurm's reason"),
+        # An option of no Slurm.
+        ({}, {"sbatch": "sbatch: unrecognized option '--partiton=x'\nTry \"sbatch --help\"\n", "scontrol": MAIN}, 1,
+         "NeverStarts: sbatch has no option --partiton|did you mean --partition?"),
+        # A request for more than the partition has, whatever its nodes' states; sinfo lists fewer if some are off.
+        ({"partition": "main"}, {**UP, "sinfo": "8 64000 gpu:4\n8 64000 gpu:4\n"}, 1, LATER),
+        ({"partition": "main", "mem": "500G"}, {**UP, "sinfo": "8 64000 gpu:4\n"}, 1, LACKS.format(
+            "4 CPUs, 512,000 MiB, 4 GPUs", "0 such of its 1 node", " -p main")),
+        ({}, {**ONE, "scontrol": f"{MAIN}JobSubmitPlugins = (null)\n"}, 1,
+         LACKS.format("4 CPUs, 4 GPUs", "1 such of its 1 node", "")),
+        ({}, {**ONE, "scontrol": f"{MAIN}JobSubmitPlugins = lua\n"}, 1, LATER),
+        ({}, {**ONE, "scontrol": MAIN.replace("State", "TotalNodes=2 State")}, 1, LATER),
+        # Nodes that are away: sbatch queues it.
+        ({}, UP, 1, LATER),
     ],
 )  # fmt: skip
 def test_why_a_job_waits_or_never_starts(says, job, texts, code, words) -> None:
     says(code, **texts)
-    assert answered(ask_start, of_nodes(**job), "#!/bin/bash\n") == words
+    mem = f"#SBATCH --mem={job['mem']}\n" if "mem" in job else ""
+    script = f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=4 --gres=gpu:4\n{mem}"
+    assert answered(ask_start, of_nodes(**job), script) == words
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,8 @@ class ExperimentFile:
         return [*extended, (path, merge_tables(tables, chosen.overrides) if chosen is not None else tables)]
 
 
-_OF_FILES = {".slurm", ".sbatch", ".sh", ".bash", ".job", ".sub", ".py", ".toml"}
+SCRIPT_SUFFIXES = {".slurm", ".sbatch", ".sh", ".bash", ".job", ".sub"}
+_OF_FILES = {*SCRIPT_SUFFIXES, ".py", ".toml"}
 
 
 def find_experiment(name: str) -> Path:
@@ -113,12 +114,28 @@ def find_experiment(name: str) -> Path:
         raise ConfigError(f"{name!r} is a key's value, not an experiment", hint)
     experiments = list_experiments()
     if "/" in name or Path(name).suffix in _OF_FILES:
-        meant = _meant_by(name, experiments) or "give the path of a job script or of an experiment's TOML file"
+        meant = _scripts_here(name) or _meant_by(name, experiments)
+        meant = meant or "give the path of a job script or of an experiment's TOML file"
         raise ConfigError(f"no such file: {name}", meant)
     raise ConfigError(
         f"no experiment {name!r}: neither a file, a folder with a TOML in it, nor a name under experiments/",
         _meant_by(name, experiments) or f"known: {', '.join(experiments)}",
     )
+
+
+def _scripts_here(name: str) -> str:
+    """The hint for the name of a job script that is not there: the job scripts in its folder, those of a similar name
+    alone if there are any. Empty for another name, or if the folder has none."""
+    path = Path(name)
+    if path.suffix not in SCRIPT_SUFFIXES:
+        return ""
+    files = sorted(file.name for file in path.parent.glob("*") if file.suffix in SCRIPT_SUFFIXES and file.is_file())
+    alike = [file for file in files if close_matches(path.stem, [Path(file).stem])]
+    where = "" if path.parent == Path() else f"{path.parent}/"
+    if alike:
+        return f"did you mean {' or '.join(where + file for file in alike[:3])}?"
+    place = "here" if not where else f"in {path.parent}"
+    return f"job scripts {place}: {some(files, 5)}" if files else f"no job script is {place}"
 
 
 def _meant_by(name: str, names: Sequence[str]) -> str:

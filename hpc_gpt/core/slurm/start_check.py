@@ -11,20 +11,25 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable
 from hpc_gpt.core.files import replace_whole, state_dir
-from hpc_gpt.core.format import clock
+from hpc_gpt.core.format import clock, counted
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.clients import ask, sbatch_failed
 from hpc_gpt.core.slurm.directives import (
+    DIRECTIVE,
     after_options,
+    options_of,
     quote_directive,
     script_directives,
 )
 from hpc_gpt.core.slurm.environment import has_sbatch, submission_environment
-from hpc_gpt.core.slurm.sbatch_words import chosen_clusters
+from hpc_gpt.core.slurm.sbatch_words import chosen_clusters, read_options, sizes_of, split_directive
+from hpc_gpt.core.tables import close_matches
 
 # What AMD's spur, whose sbatch this may be, lacked in November 2026.
 CHAIN_NEEDS = "a chain of jobs needs arguments after a script, a requeue and ExcNodeList, which AMD's spur lacks"
@@ -38,6 +43,10 @@ _NO_NODES = re.compile(r"node configuration is not available", re.IGNORECASE)
 _NOT_NOW = re.compile(r"not available now|required node not available|temporarily", re.IGNORECASE)
 # The partition is drained or inactive: sbatch refuses a job that it would accept another day.
 _CLOSED = re.compile(r"partition not available", re.IGNORECASE)
+# Options that say what a job needs of each node.
+_CPU_OPTIONS = ("ntasks-per-node", "cpus-per-task")
+_GPU_OPTIONS = ("gpus-per-node", "gres", "tres-per-node")
+_UNKNOWN_OPTION = re.compile(r"unrecognized option '(--[\w-]+)")
 _STARTS = re.compile(r"to start at (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 # A start that is expected within so many seconds counts as now.
 _SOON_S = 60.0
@@ -92,7 +101,7 @@ def other_scheduler(keep: bool = False) -> str:
 
 
 class NeverStarts(JobRefused):
-    """sbatch would queue the job for ever."""
+    """sbatch would queue the job for ever, or refuse it whenever it is asked: no run folder is written for it."""
 
 
 @dataclass(frozen=True)
@@ -127,10 +136,30 @@ def ask_start(resolved: Resolved, script: str) -> ExpectedStart:
     if answer.code == 0:
         return ExpectedStart(answer.message, _closed(partitions) or _later(answer.message, time.time()))
     if _NO_NODES.search(answer.stderr):
+        lacking = "" if resolved.job.reservation else _without_nodes(script, partitions, clusters)
+        if lacking and (resolved.job.partition or not _has_submit_plugin(clusters)):
+            where = f" -p {resolved.job.partition}" if resolved.job.partition else ""
+            hint = f"change the request, or the --partition; see sinfo{where}"
+            raise NeverStarts(f"Slurm would never start this job: {lacking}", hint)
         return ExpectedStart(answer.message, f"{answer.sentence}: once it is queued, hpc-gpt status has Slurm's reason")
     if _NOT_NOW.search(answer.stderr):
         return ExpectedStart(answer.message, answer.sentence)
+    if unknown := _UNKNOWN_OPTION.search(answer.stderr):
+        raise NeverStarts(f"sbatch has no option {unknown[1]}", _option_hint(unknown[1], resolved))
     raise sbatch_failed(answer)
+
+
+def _option_hint(name: str, resolved: Resolved) -> str:
+    """The hint for an option that sbatch does not know: the line of a script of the user's own that has it, and the
+    near options."""
+    near = close_matches(name[2:], options_of("sbatch").kinds, "--") or "sbatch --help lists its options"
+    if resolved.script is None:
+        return near
+    path = Path(str(resolved.program.script))
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    word = re.compile(rf"{DIRECTIVE}\b.*\s{re.escape(name)}(?![\w-])")
+    place = next((f"{path.name}:{number}: " for number, line in enumerate(lines, 1) if word.match(line)), "")
+    return place + near
 
 
 def ask_after(resolved: Resolved) -> str:
@@ -193,6 +222,79 @@ def _above_time_limit(resolved: Resolved, partitions: Sequence[Mapping[str, str]
         return ""
     where = _names(partitions)
     return f"it asks for --time {resolved.job.time}, and partition {where} allows {', '.join(limits)}"
+
+
+def _without_nodes(script: str, partitions: Sequence[Mapping[str, str]], clusters: str | None) -> str:
+    """The text if no partition has as many nodes of the size that the directives request, by the configured sizes,
+    whatever the nodes' states; else empty, also if Slurm does not say the sizes."""
+    words = [word for line in script_directives(script) for word in split_directive(line)]
+    values = {option.name: option.value for option in read_options(words)}
+    tasks, cpus = (int(text) if (text := values.get(name) or "").isdecimal() else 1 for name in _CPU_OPTIONS)
+    wanted = NodeSize(
+        0 if "overcommit" in values else tasks * cpus,
+        _mib(values.get("mem") or ""),
+        sizes_of({name: values.get(name) for name in _GPU_OPTIONS}).gpus,
+    )
+    nodes, lines = sizes_of(values).nodes, list[str]()
+    for partition in partitions:
+        sizes = _node_sizes(partition["PartitionName"], clusters)
+        fitting = sum(all(has >= asks for has, asks in zip(size, wanted, strict=True)) for size in sizes)
+        # sinfo leaves out cloud nodes that are off, and the partition counts them.
+        if not sizes or len(sizes) < int(partition.get("TotalNodes", 0)) or fitting >= nodes:
+            return ""
+        largest = NodeSize(*map(max, zip(*sizes, strict=True)))
+        lines.append(
+            f"partition {partition['PartitionName']} has {fitting} such of its {counted(len(sizes), 'node')}, at most "
+            f"{largest} each"
+        )
+    return f"it asks for {counted(nodes, 'node')} with {wanted} each; {'; '.join(lines)}" if lines else ""
+
+
+def _has_submit_plugin(clusters: str | None) -> bool:
+    """Whether the site changes requests by a plugin, which may choose the partition of a job that names none; True if
+    Slurm does not answer."""
+    try:
+        answer = ask(["scontrol", "show", "config"], timeout_s=_ASK_S, cluster=clusters)
+    except SlurmUnreachable:
+        return True
+    plugins = re.search(r"^JobSubmitPlugins\s*=\s*(\S*)", answer.stdout, re.MULTILINE)
+    return plugins is None or plugins[1] not in ("", "(null)")
+
+
+class NodeSize(NamedTuple):
+    """The CPUs, the memory in MiB and the GPUs of a node, or those that a job requests on a node."""
+
+    cpus: int
+    memory_mib: int
+    gpus: int
+
+    def __str__(self) -> str:
+        figures = (counted(self.cpus, "CPU"), f"{self.memory_mib:,} MiB", counted(self.gpus, "GPU"))
+        return ", ".join(text for figure, text in zip(self, figures, strict=True) if figure)
+
+
+def _node_sizes(partition: str, clusters: str | None) -> list[NodeSize]:
+    """The configured sizes of a partition's nodes; empty if Slurm does not answer."""
+    try:
+        answer = ask(["sinfo", "-h", "-N", "-p", partition, "-o", "%c %m %G"], timeout_s=_ASK_S, cluster=clusters)
+    except SlurmUnreachable:
+        return []
+    rows = [line.split(maxsplit=2) for line in answer.stdout.splitlines()]
+    return [
+        NodeSize(int(cpus), int(mib), sizes_of({"gres": gres}).gpus)
+        for cpus, mib, gres in rows
+        if cpus.isdecimal() and mib.isdecimal()
+    ]
+
+
+def _mib(text: str) -> int:
+    """The MiB in a value of --mem; 0 for all of a node's, or for a form that is not known.
+
+    >>> _mib("500G"), _mib("1024"), _mib("0"), _mib("2T")
+    (512000, 1024, 0, 2097152)
+    """
+    match = re.fullmatch(r"(\d+)([KMGT]?)B?", text.upper())
+    return int(match[1]) * 1024 ** "KMGT".index(match[2] or "M") // 1024 if match else 0
 
 
 def _names(partitions: Sequence[Mapping[str, str]]) -> str:

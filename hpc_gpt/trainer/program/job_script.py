@@ -35,7 +35,7 @@ _OTHERS = (
 _SHELL = re.compile(rb"#![ \t]*(?:\S*/)?(?:env[ \t]+(?:-S[ \t]+)?(?:\S*/)?)?(?:ba)?sh(?=\s|$)")
 # Options that turn sbatch into another command.
 _REFUSED = {
-    "wrap": "submit the script's file",
+    "wrap": "write the command to a file that begins with #!/bin/bash, and submit that file",
     "test-only": "hpc-gpt submit --dry-run asks it",
     "uid": "submit it as that user",
     "gid": "submit it as that user",

@@ -203,8 +203,9 @@ def test_a_dry_run_alone_says_what_was_said_before(tmp_path: Path) -> None:
     asked = ScriptRequest(script(tmp_path), (), ())
     first = prepare(Request("train.slurm", None, None, {}, script=asked))
     (note,) = first.notes
-    said = "note: each start begins where the script itself resumes; the job chain sees progress by the steps"
-    assert note.startswith(f"{said} in the output; ")
+    said = "note: each start begins where the script itself resumes; progress is seen by the steps that it prints"
+    assert note.startswith(f"{said}, or by --checkpoints 'out/step-*'")
+    assert len(note) < 140
     logs, lines = tmp_path / "logs", [*first.notes, *first.predictions, "warning: no room", "note: new"]
     assert without_said(lines, notes_said(first.resolved, logs)) == lines, "before the first submission"
     written = [write_run(first, logs, {})]
