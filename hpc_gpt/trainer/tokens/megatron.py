@@ -65,7 +65,7 @@ def open_megatron(prefix: Path, vocab: int, index: "Index | None" = None) -> Tok
     if not size:
         raise DataError(f"{bin_path} holds no tokens", _REBUILD)
     tokens = np.memmap(bin_path, dtype=index.dtype, mode="r")
-    return TokenFile(bin_path, tokens, vocab, "", index.sha, read_token_bytes(prefix))
+    return TokenFile(bin_path, tokens, vocab, "", index.sha, read_token_bytes(prefix, index.sha, vocab))
 
 
 class Index(NamedTuple):
@@ -192,7 +192,8 @@ def write(text: Iterable[bytes], prefix: Path, tokenizer: Tokenizer, source: str
         sync(idx_aside)
         try:
             give_name(bin_aside, bin_path)
-            write_token_bytes(prefix, tokenizer.token_bytes)
+            sha = hashlib.sha256(idx_aside.read_bytes()).hexdigest()
+            write_token_bytes(prefix, tokenizer.token_bytes, tokenizer.name, sha)
         except FileExistsError:
             if not same_text:
                 raise

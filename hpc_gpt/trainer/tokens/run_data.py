@@ -22,7 +22,7 @@ from hpc_gpt.trainer.tokens.build import (
 )
 from hpc_gpt.trainer.tokens.end_token import check_end_of_stream, check_end_token, end_token
 from hpc_gpt.trainer.tokens.megatron import open_megatron
-from hpc_gpt.trainer.tokens.shard_stream import ShardSet, check_count, fraction_for, list_shards
+from hpc_gpt.trainer.tokens.shard_stream import ShardSet, check_count, evaluation_samples, fraction_for, list_shards
 from hpc_gpt.trainer.tokens.sources import check_forms, find_path, places_searched
 from hpc_gpt.trainer.tokens.token_file import (
     TokenFile,
@@ -30,6 +30,7 @@ from hpc_gpt.trainer.tokens.token_file import (
     check_tokens,
     open_tokens,
     stdlib_path,
+    tokenizer_of_bytes,
     write_token_bytes,
 )
 from hpc_gpt.trainer.tokens.tokenizer import BYTE, CHAR, check_table, open_tokenizer, tokenizer_name
@@ -163,6 +164,8 @@ def _check_one_tokenizer(resolved: Resolved) -> None:
         path = data_path(alone)
         if alone.data.source == "tokens" and path is not None and path.is_file():
             made[name] = open_tokens(path).tokenizer
+        elif alone.data.source == "megatron" and path is not None and (tokenizer := tokenizer_of_bytes(path)):
+            made[name] = tokenizer
     first = next(iter(made), "")
     for name, tokenizer in made.items():
         if tokenizer != made[first]:
@@ -201,6 +204,8 @@ def _ensure(resolved: Resolved, make: bool, looked_up: LookedUp | None, sums: bo
         shards = open_shards(resolved, looked_up)
         check_forms([shards.folder / name for name in (*shards.training, *shards.evaluation)])
         check_end_of_stream(resolved, shards.folder / shards.training[0])
+        if resolved.train.eval_every:
+            evaluation_samples(shards, resolved, 1, set())  # raises if there is none
     else:
         file = open_file(resolved, looked_up)
         if data.mask_documents:
@@ -233,6 +238,7 @@ def open_file(resolved: Resolved, looked_up: LookedUp | None = None) -> TokenFil
         file = open_megatron(path, resolved.model.vocab, index)
         if data.tokenizer != BYTE:
             _check_vocab(resolved)
+            _check_made_with(path, tokenizer_of_bytes(path), data.tokenizer)
     else:
         file = open_tokens(path, max_vocab=resolved.model.vocab)
         check_tokenizer(file, data.tokenizer)
@@ -259,25 +265,34 @@ def _once(looked_up: LookedUp | None, path: Path, read: Callable[[], _T]) -> _T:
 
 def check_tokenizer(file: TokenFile, wanted: str) -> None:
     """Raises DataError unless a token file was made with tokenizer `wanted`, and for char has its table."""
-    kind = file.tokenizer.partition(":")[0]
-    is_its = wanted == file.tokenizer or wanted == kind == CHAR
-    if not (is_its or tokenizer_name(wanted) == file.tokenizer):
+    _check_made_with(file.path, file.tokenizer, wanted)
+    if file.tokenizer.partition(":")[0] == CHAR:
+        check_table(file.path, file.tokenizer)
+
+
+def _check_made_with(path: Path, made_with: str, wanted: str) -> None:
+    """Raises DataError if data were made with another tokenizer than `wanted`; empty if it is not known."""
+    is_its = wanted == made_with or wanted == made_with.partition(":")[0] == CHAR
+    if made_with and not (is_its or tokenizer_name(wanted) == made_with):
         raise DataError(
-            f"{file.path} was made with tokenizer {file.tokenizer}, but data.tokenizer is {wanted}",
-            f"set data.tokenizer = {_described(file.tokenizer)}, or make the file again: "
+            f"{path} was made with tokenizer {made_with}, but data.tokenizer is {wanted}",
+            f"set data.tokenizer = {_described(made_with)}, or make the file again: "
             f"hpc-gpt data SOURCE -o FILE --tokenizer {wanted}",
         )
-    if kind == CHAR:
-        check_table(file.path, file.tokenizer)
 
 
 def add_token_bytes(data: Path, tokenizer: str) -> Path:
     """Writes the bytes of each token beside a token file, or a pair of Megatron's by its prefix, that was made with
     `tokenizer`; returns the path. Raises DataError if it exists, or the file was made with another tokenizer."""
-    if not megatron.paths(data)[1].exists():
-        check_tokenizer(open_tokens(data), tokenizer)
+    if megatron.paths(data)[1].exists():
+        sha = megatron.read_index(data).sha
+    else:
+        file = open_tokens(data)
+        check_tokenizer(file, tokenizer)
+        sha = file.sha
+    opened = open_tokenizer(tokenizer)
     with OsErrorAs(DataError, f"cannot write the bytes of tokens beside {data}", "remove it first if it is there"):
-        return write_token_bytes(data, open_tokenizer(tokenizer).token_bytes)
+        return write_token_bytes(data, opened.token_bytes, opened.name, sha)
 
 
 def _described(tokenizer: str) -> str:

@@ -8,9 +8,19 @@
         24      8  number of tokens
         32     32  the tokenizer's name, UTF-8, filled up with zeros
         64     32  SHA-256 of the tokens' bytes
+        96     32  version 2: SHA-256 of the integers behind the tokens; zeros in files of hpc-gpt 0.4.0
 
 Version 2 has two bytes more for each token of the vocabulary, an unsigned integer: the bytes that this token adds to
-the text. Another version's file and Megatron's pair have these integers in a file beside them (`token_bytes_path`).
+the text. Another version's file and Megatron's pair have these integers in a file beside them (`token_bytes_path`),
+after a header of 128 bytes, which files of hpc-gpt 0.4.0 lack:
+
+    offset  bytes  what
+         0      8  magic "HPCGPTTB"
+         8      4  version of this format: 1
+        12      4  number of integers
+        16     32  the tokenizer's name, as above
+        48     32  SHA-256 of the integers
+        80     32  SHA-256 of the data: of the token file's tokens, or of Megatron's index
 
 The header is a multiple of 64 bytes, so the tokens of a mapped file start on a cache line.
 """
@@ -28,20 +38,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.core.errors import DataError
+from hpc_gpt.core.errors import DataError, OsErrorAs
 from hpc_gpt.core.files import aside, data_dir, give_name, sync
 from hpc_gpt.core.settings.data_source import TOKEN_FILE_MAGIC
 
 MAGIC = TOKEN_FILE_MAGIC
 VERSIONS = (1, 2)
-HEADER = struct.Struct("<8sIII4xQ32s32s32x")
+HEADER = struct.Struct("<8sIII4xQ32s32s32s")
 assert HEADER.size % 64 == 0
+_BYTES_MAGIC, _BYTES_VERSION, _BYTES_HEADER = b"HPCGPTTB", 1, struct.Struct("<8sII32s32s32s16x")
 TOKEN_BYTES = np.dtype("<u2")
 _DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 # How many tokens of a file are checked before a run, and how many of these are read at once.
 LOOK_TOKENS, LOOK_AT_ONCE = 1 << 28, 1 << 22
 MOST_SUMMED_BYTES = 10**9
 _REBUILD = "build it again: hpc-gpt data SOURCE -o FILE"
+_WRITE_BYTES = "remove it, and write it again: hpc-gpt data --bytes FILE TOKENIZER"
 
 
 def stdlib_path(suffix: str = ".tokens") -> Path:
@@ -76,12 +88,20 @@ def parts_looked_at(tokens: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
 
 
 def check_tokens(file: TokenFile) -> None:
-    """Raises DataError for a token outside the vocabulary, with its offset.
+    """Raises DataError for a token outside the vocabulary, with its offset, or without an entry in `token_bytes`.
 
     In a file with more than 2^28 tokens only a part is checked here, and the rest when it is read (`check_window`).
     """
     for start, tokens in parts_looked_at(file.tokens):
         check_window(file, start, tokens)
+        largest = int(tokens.max())
+        if file.token_bytes is not None and largest >= (count := len(file.token_bytes)):
+            data = file.path if file.tokenizer else file.path.with_suffix("")
+            raise DataError(
+                f"{token_bytes_path(data)} has the bytes of {count} tokens, but {file.path} has token {largest}: it is "
+                "cut off, or another tokenizer's",
+                _WRITE_BYTES,
+            )
 
 
 def check_window(file: TokenFile, start: int, window: NDArray[Any]) -> None:
@@ -145,7 +165,7 @@ def open_tokens(path: Path | str, max_vocab: int | None = None) -> TokenFile:
         )
     if len(head) < HEADER.size:
         raise DataError(f"{path} is truncated: {len(head)} bytes, but the header alone has {HEADER.size}", _REBUILD)
-    _, version, width, vocab, count, name, sha = HEADER.unpack(head)
+    _, version, width, vocab, count, name, sha, bytes_sha = HEADER.unpack(head)
     if version not in VERSIONS or width not in _DTYPES:
         raise DataError(
             f"{path} is a token file of version {version} with {width} bytes a token; this version reads "
@@ -169,8 +189,12 @@ def open_tokens(path: Path | str, max_vocab: int | None = None) -> TokenFile:
             f"set model.vocab = {vocab}, or give a token file made with another tokenizer",
         )
     tokens = np.memmap(path, dtype=_DTYPES[width], mode="r", offset=HEADER.size, shape=(count,))
-    text = np.fromfile(path, TOKEN_BYTES, offset=end) if version == 2 else read_token_bytes(path, tokenizer)
-    return TokenFile(path, tokens, vocab, tokenizer, sha.hex(), text)
+    if version == 1:
+        return TokenFile(path, tokens, vocab, tokenizer, sha.hex(), read_token_bytes(path, sha.hex(), vocab, tokenizer))
+    token_bytes = np.fromfile(path, TOKEN_BYTES, offset=end)
+    if any(bytes_sha) and hashlib.sha256(token_bytes.data).digest() != bytes_sha:
+        raise DataError(f"{path} is damaged: the bytes of its tokens do not have the SHA-256 in its header", _REBUILD)
+    return TokenFile(path, tokens, vocab, tokenizer, sha.hex(), token_bytes)
 
 
 def token_bytes_path(data: Path) -> Path:
@@ -178,18 +202,62 @@ def token_bytes_path(data: Path) -> Path:
     return data.with_name(f"{data.name}.bytes")
 
 
-def read_token_bytes(data: Path, tokenizer: str = "") -> NDArray[Any] | None:
-    """The bytes of each token from the file beside the data; None if there is none, and the tokenizer is not byte."""
+def read_token_bytes(data: Path, sha: str, vocab: int, tokenizer: str = "") -> NDArray[Any] | None:
+    """The bytes of each token, [at most vocab], from the file beside the data, whose SHA-256 and `tokenizer` must be
+    the given ones; None if there is none, and the tokenizer is not byte. Megatron's pairs state no tokenizer.
+
+    Raises DataError if it is damaged, or belongs to other data or another tokenizer. A file of 0.4.0 states none of
+    these, and must fit the vocabulary of a token file.
+    """
     if tokenizer == "byte":
         return np.minimum(np.arange(256), 1)  # a zero byte ends a document
     path = token_bytes_path(data)
-    return np.fromfile(path, TOKEN_BYTES) if path.is_file() else None
+    if not path.is_file():
+        return None
+    with OsErrorAs(DataError, f"cannot read {path}", _WRITE_BYTES):
+        content = path.read_bytes()
+    fault, entries = "", content
+    if head := _bytes_header(content):
+        count, name, entries_sha, data_sha = head
+        entries = content[_BYTES_HEADER.size :]
+        if len(entries) != count * TOKEN_BYTES.itemsize or hashlib.sha256(entries).digest() != entries_sha:
+            fault = "is damaged: it does not have the size and the SHA-256 in its header"
+        elif data_sha.hex() != sha:
+            fault = f"belongs to other data than {data} now has"
+        elif tokenizer not in ("", name):
+            fault = f"is of tokenizer {name}, but {data} was made with {tokenizer}"
+    elif len(content) % TOKEN_BYTES.itemsize or (tokenizer and len(content) != vocab * TOKEN_BYTES.itemsize):
+        fault = f"has {len(content)} bytes, which are not those of a vocabulary of {vocab}"
+    if fault:
+        raise DataError(f"{path} {fault}", _WRITE_BYTES)
+    return np.frombuffer(entries, TOKEN_BYTES)[:vocab]
 
 
-def write_token_bytes(data: Path, token_bytes: NDArray[Any]) -> Path:
-    """Writes the file with the bytes of each token beside the data. Raises FileExistsError if it exists."""
+def _bytes_header(content: bytes) -> tuple[int, str, bytes, bytes] | None:
+    """Returns (number of integers, tokenizer's name, their SHA-256, the data's) of a file of token bytes; None for a
+    file without a header."""
+    if content[: len(_BYTES_MAGIC)] != _BYTES_MAGIC or len(content) < _BYTES_HEADER.size:
+        return None
+    _, _, count, name, entries_sha, data_sha = _BYTES_HEADER.unpack(content[: _BYTES_HEADER.size])
+    return count, name.rstrip(b"\0").decode("utf-8", errors="replace"), entries_sha, data_sha
+
+
+def tokenizer_of_bytes(data: Path) -> str:
+    """The tokenizer that the file of token bytes beside the data names; empty if there is none, or one of 0.4.0."""
+    path = token_bytes_path(data)
+    with OsErrorAs(DataError, f"cannot read {path}", _WRITE_BYTES):
+        head = _bytes_header(path.read_bytes()) if path.is_file() else None
+    return head[1] if head else ""
+
+
+def write_token_bytes(data: Path, token_bytes: NDArray[Any], tokenizer: str, sha: str) -> Path:
+    """Writes the file with the bytes of each token beside the data, whose tokenizer and SHA-256 it names. Raises
+    FileExistsError if it exists."""
+    entries = token_bytes.astype(TOKEN_BYTES).tobytes()
+    sums = hashlib.sha256(entries).digest(), bytes.fromhex(sha)
+    head = _BYTES_HEADER.pack(_BYTES_MAGIC, _BYTES_VERSION, len(token_bytes), tokenizer.encode(), *sums)
     with aside(path := token_bytes_path(data)) as written:
-        written.write_bytes(token_bytes.astype(TOKEN_BYTES).tobytes())
+        written.write_bytes(head + entries)
         give_name(written, path)
     return path
 
@@ -221,9 +289,11 @@ def write_tokens(
                 sha.update(data)
                 count += tokens.size
             version = 1 if token_bytes is None else 2
-            file.write(b"" if token_bytes is None else token_bytes.astype(TOKEN_BYTES).tobytes())
+            entries = b"" if token_bytes is None else token_bytes.astype(TOKEN_BYTES).tobytes()
+            file.write(entries)
+            entries_sha = hashlib.sha256(entries).digest() if entries else b""
             file.seek(0)
-            file.write(HEADER.pack(MAGIC, version, dtype.itemsize, vocab, count, name, sha.digest()))
+            file.write(HEADER.pack(MAGIC, version, dtype.itemsize, vocab, count, name, sha.digest(), entries_sha))
         if count:
             sync(written)
             give_name(written, path)

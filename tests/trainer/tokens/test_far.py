@@ -43,7 +43,7 @@ def sparse(path: Path, size: int, head: bytes = b"") -> Path:
 
 
 def of_ours(folder: Path) -> TokenFile:
-    head = HEADER.pack(MAGIC, 1, 4, 1 << 17, TOKENS, b"byte", bytes(32))
+    head = HEADER.pack(MAGIC, 1, 4, 1 << 17, TOKENS, b"byte", bytes(32), b"")
     return open_tokens(sparse(folder / "far.tokens", HEADER.size + 4 * TOKENS, head))
 
 

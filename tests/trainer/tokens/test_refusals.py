@@ -80,7 +80,7 @@ def read_all(resolved: Resolved) -> None:
 
 
 def head(version: int = 1, width: int = 2, count: int = 2) -> bytes:
-    return HEADER.pack(MAGIC, version, width, 256, count, b"byte", bytes(32))
+    return HEADER.pack(MAGIC, version, width, 256, count, b"byte", bytes(32), b"")
 
 
 def pair(index: bytes, size: int = 0) -> Callable[[Path], Any]:

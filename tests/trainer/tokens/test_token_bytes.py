@@ -11,9 +11,10 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from hpc_gpt.core.errors import DataError
+from hpc_gpt.core.settings.data_source import MixedSource
 from hpc_gpt.trainer.tokens.build import build_megatron, build_tokens
 from hpc_gpt.trainer.tokens.description import describe_data
-from hpc_gpt.trainer.tokens.run_data import add_token_bytes, open_file
+from hpc_gpt.trainer.tokens.run_data import add_token_bytes, ensure_data, open_file
 from hpc_gpt.trainer.tokens.samples import open_samples
 from hpc_gpt.trainer.tokens.sources import DOCUMENT_END
 from hpc_gpt.trainer.tokens.token_file import HEADER, open_tokens, token_bytes_path, write_tokens
@@ -166,6 +167,70 @@ def test_a_file_without_them_says_how_and_gets_them(tmp_path: Path) -> None:
             add_token_bytes(path, tokenizer)
     with pytest.raises(DataError, match=r"was made with tokenizer json:.*, but data.tokenizer is byte"):
         add_token_bytes(new.path, "byte")
+
+
+def pair_of_bytes(folder: Path) -> Path:
+    (folder / "t.txt").write_bytes(TEXT.encode() * 40)
+    build_megatron(folder / "t.txt", folder / "pair")
+    return folder / "pair"
+
+
+def test_entries_that_no_token_reaches_are_cut(tmp_path: Path) -> None:
+    """A tokenizer's added token that is not in the data, and a model with a smaller vocabulary."""
+    pair = pair_of_bytes(tmp_path)
+    run = reading("megatron", pair, vocab=250, eval_fraction=0.5, train={"eval_every": 1})
+    assert len(open_file(run).token_bytes) == 250  # type: ignore[arg-type]
+    ensure_data(run)
+
+
+def test_bytes_that_are_not_the_datas_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    pair = pair_of_bytes(tmp_path)
+    run = reading("megatron", pair, vocab=256, eval_fraction=0.5, train={"eval_every": 1})
+    beside = token_bytes_path(pair)
+    whole = beside.read_bytes()
+    assert whole[16:20] == b"byte"
+    entries, text = whole[128:], tmp_path / "t.txt"
+    for content, words in {
+        whole[:-1]: "is damaged: it does not have the size and the SHA-256",
+        whole[:200] + b"\7" + whole[201:]: "is damaged",
+        whole[:80] + bytes(32) + whole[112:]: "belongs to other data than",
+        entries[:-1]: "has 511 bytes, which are not those of a vocabulary of 256",
+        entries[:200]: "has the bytes of 100 tokens, but .* has token 2",  # of 0.4.0, and cut off
+    }.items():
+        beside.write_bytes(content)
+        with pytest.raises(DataError, match=words) as refused:
+            ensure_data(run)
+        assert "hpc-gpt data --bytes FILE TOKENIZER" in refused.value.hint
+    beside.write_bytes(entries)  # of 0.4.0
+    ensure_data(run)
+    of_bytes = build_tokens(text, tmp_path / "x.tokens", saved(tmp_path))
+    damaged = bytearray(of_bytes.path.read_bytes())
+    damaged[-1] ^= 1
+    of_bytes.path.write_bytes(damaged)
+    with pytest.raises(DataError, match="is damaged: the bytes of its tokens"):
+        open_tokens(of_bytes.path)
+
+
+def test_a_pair_knows_its_tokenizer(tmp_path: Path) -> None:
+    pair, tokenizer = pair_of_bytes(tmp_path), saved(tmp_path)
+    options: dict[str, Any] = {"eval_fraction": 0.5, "train": {"eval_every": 1}}
+    with pytest.raises(DataError, match=r"pair was made with tokenizer byte, but data.tokenizer is .*tokenizer.json"):
+        ensure_data(reading("megatron", pair, vocab=300, tokenizer=tokenizer, **options))
+    build_megatron(tmp_path / "t.txt", tmp_path / "other", tokenizer)
+    ensure_data(reading("megatron", tmp_path / "other", vocab=300, tokenizer=tokenizer, **options))
+    mix = {name: MixedSource(path=str(tmp_path / name), source="megatron", weight=1.0) for name in ("pair", "other")}
+    run = reading("megatron", pair, vocab=300, **options)
+    run = replace(run, data=replace(run.data, source="mix", path=None, mix=mix))
+    with pytest.raises(DataError, match="the mixture's files were made with different tokenizers: other with json:"):
+        ensure_data(run)
+
+
+def test_shards_without_a_sample_for_the_evaluation_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"{number}.txt").write_bytes(TEXT.encode() * (20 if number < 3 else 0) + b"x")
+    run = reading("stream", tmp_path, vocab=256, eval_fraction=0.25, train={"eval_every": 1})
+    with pytest.raises(DataError, match=r"the shards for evaluation under .*, 3.txt, have no sample of seq"):
+        ensure_data(run)
 
 
 def test_a_stream_has_those_of_its_tokenizer(tmp_path: Path) -> None:
