@@ -6,15 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.weights.classes import WINDOWS
+from hpc_gpt.core.weights.config_keys import ARCHITECTURES, PLAN_ONLY
+from hpc_gpt.core.weights.config_keys import MIXTURES as MIXED
 from hpc_gpt.launcher.doctor.checks import check_init
 from hpc_gpt.trainer import compare_init
 from hpc_gpt.trainer.compare_init import compare_logits
-from hpc_gpt.trainer.model.attention import Rotation
+from hpc_gpt.trainer.model import attention
+from hpc_gpt.trainer.model.attention import Rotation, attention_core
 from hpc_gpt.trainer.model.dispatch import RoutingChoice
 from hpc_gpt.trainer.model.experts import Experts
 from hpc_gpt.trainer.model.router import Router
@@ -99,6 +104,78 @@ def test_a_scaling_that_only_far_positions_show_is_found(tmp_path: Path, monkeyp
     attention._rotation.cache_clear()
     assert found["level"] == "fail"
     assert "first in layer 0" in found["words"]
+
+
+CLASSES = {
+    "gpt2": FAMILIES["gpt2"],
+    **{name: replace(FAMILIES["llama"], tied=False) for name in ("llama", "mistral")},
+    **{name: FAMILIES[name] for name in ("qwen2", "qwen3", "smollm3")},
+    "mixtral": MIXTURES["Mixtral"],
+    "qwen3_moe": MIXTURES["Qwen3Moe"],
+    "qwen2_moe": MIXTURES["Qwen2Moe"],
+    "olmoe": MIXTURES["Olmoe"],
+    "dots1": MIXTURES["Dots1"],
+    "glm4_moe": MIXTURES["Glm4Moe"],
+}
+SEQ, WINDOW = 200, 96
+
+
+def scaled(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
+    return attention_core(1.1 * query, key, value, **how)
+
+
+def unmasked(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
+    parts = [part.transpose(1, 2) for part in (query, key, value)]
+    return torch.nn.functional.scaled_dot_product_attention(*parts, enable_gqa=True).transpose(1, 2).flatten(2)
+
+
+def unbounded(query: Tensor, key: Tensor, value: Tensor, **how: Any) -> Tensor:
+    return attention_core(query, key, value, **how | {"sight": None})
+
+
+def turned_back(self: Rotation, heads: Tensor, by_halves: bool = False) -> Tensor:
+    is_whole = self.cosines.shape[-1] == heads.shape[-1]  # of a part it calls itself
+    return ROTATE(self._of(self.cosines, -self.sines) if is_whole else self, heads, by_halves)
+
+
+ROTATE = Rotation.rotate
+# {a fault of our attention: (where it is, what takes its place)}
+FAULTS = {
+    "scale": (attention, "attention_core", scaled),
+    "mask": (attention, "attention_core", unmasked),
+    "window": (attention, "attention_core", unbounded),
+    "rotation": (Rotation, "rotate", turned_back),
+}
+
+
+def test_the_table_has_each_class_that_trains_here() -> None:
+    assert {*CLASSES} == {*ARCHITECTURES, *MIXED} - {*PLAN_ONLY}
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_each_fault_of_attention_is_found_in_each_class(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = (ARCHITECTURES | MIXED)[kind]
+    shape = replace(CLASSES[kind], seq=SEQ, window=WINDOW if name in WINDOWS else None)
+    if kind == "smollm3":
+        shape = replace(shape, window_layers="LS")
+    if shape.is_mixture:
+        made_by_its_class(shape, tmp_path / "out")
+    else:
+        write(shape, tmp_path / "out", begun_as=name)
+    resolved = settings(Path("none"), {"gpus": 1}, Engine(name="ddp"))
+    run = replace(resolved, model=shape, train=replace(resolved.train, init=str(tmp_path / "out")))
+    found = compare_logits(run)
+    assert (found["level"], "beyond the window of 96" in found["words"]) == ("ok", name in WINDOWS), found["words"]
+    for fault, (place, attribute, other) in FAULTS.items():
+        if (fault == "window" and name not in WINDOWS) or (fault == "rotation" and kind == "gpt2"):
+            continue
+        with monkeypatch.context() as patched:
+            patched.setattr(place, attribute, other)
+            found = compare_logits(run)
+        assert found["level"] == "fail", (fault, found["words"])
+        assert (fault == "window") == found["words"].startswith("beyond the window of 96, "), found["words"]
 
 
 @pytest.mark.long

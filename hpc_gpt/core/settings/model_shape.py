@@ -21,7 +21,8 @@ class ModelShape:
     of the tokenizer's vocabulary; the embedding has `padded_vocab` rows, the next multiple of `vocab_multiple`.
     `kv_heads`, `head_dim` and `ffn` are None if they follow from the other sizes (`key_heads`, `head_width`,
     `mlp_width`). `rotates` is false in every `nope_every`-th layer. The embedding gives no gradient to the row of
-    `pad_token`, as transformers' classes of Llama's kind do; a tied head does give it one.
+    `pad_token`, as transformers' classes of Llama's kind do; a tied head does give it one. A `window` of the sequence
+    or more is none: the shape has neither it nor `window_layers`.
 
     With `kv_lora` attention is DeepSeek's (Liu et al. 2024, arXiv:2405.04434, section 2.1). No parameter count has the
     `mtp_layers`; the counts of work have them: each is a layer of the last kind, a projection of [h, 2 h] and the head.
@@ -71,6 +72,11 @@ class ModelShape:
     sinks: bool = False
     mtp_layers: int = 0
 
+    def __post_init__(self) -> None:
+        if self.window is not None and self.window >= self.seq:
+            for name in ("window", "window_layers"):
+                object.__setattr__(self, name, None)
+
     def __hash__(self) -> int:
         """By some of the sizes: a search looks a shape up a hundred thousand times."""
         return hash((self.hidden, self.layers, self.heads, self.vocab, self.seq, self.ffn, self.experts))
@@ -114,7 +120,7 @@ class ModelShape:
 
     @property
     def windowed(self) -> int:
-        """The number of layers with a window; one of the sequence is none."""
+        """The number of layers with a window."""
         return self.letters.count("S")
 
     def window_of(self, layer: int) -> int | None:
@@ -124,7 +130,7 @@ class ModelShape:
     @cached_property
     def letters(self) -> str:
         """A letter for each layer, as in `window_layers`: S has a window below the sequence, L attends to all."""
-        letters = "L" if self.window is None or self.window >= self.seq else self.window_layers or "S"
+        letters = "L" if self.window is None else self.window_layers or "S"
         return (letters * self.layers)[: self.layers]
 
     @property

@@ -1,9 +1,11 @@
 """The classes of transformers (5.23): those that have a shape, and the layers that attend to a window in each."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hpc_gpt.core.settings.key_rules import key_rules
+from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.model_shape import ModelShape
 
 
@@ -40,45 +42,24 @@ WINDOWS = {
 }
 
 
-def architectures_of(shape: ModelShape) -> tuple[str, ...]:
-    """The classes of transformers that have this shape, the usual one first; empty if there is none."""
-    classes = _mixtures_of(shape) if shape.is_mixture else _dense_classes(shape)
-    if shape.window is None:
-        return tuple(classes)
-    able = [name for name, windows in WINDOWS.items() if windows.typed or shape.windowed in (0, shape.layers)]
-    return tuple(name for name in classes if name in able)
-
-
-def _dense_classes(shape: ModelShape) -> tuple[str, ...]:
-    if {*shape.special_keys} - {"window"}:
-        return ()
-    is_whole = shape.key_heads == shape.heads and shape.query_width == shape.hidden and not shape.qk_norm
-    if (shape.mlp, shape.norm, shape.positions) == ("gelu", "layernorm", "learned"):
-        return ("GPT2LMHeadModel",) if is_whole and shape.bias == "all" and not shape.embedding_norm else ()
-    if (shape.mlp, shape.norm, shape.positions) != ("swiglu", "rmsnorm", "rope") or shape.embedding_norm:
-        return ()
-    special = [bool(shape.qk_norm), shape.nope_every is not None, shape.bias != "none"]
-    if sum(special) > 1:
-        return ()
-    if shape.qk_norm:
-        return ("Qwen3ForCausalLM",)
-    if shape.nope_every is not None:
-        return ("SmolLM3ForCausalLM",)
-    if shape.bias == "qkv":
-        return ("Qwen2ForCausalLM",)
-    # Only Llama's class refuses a width that is not a multiple of its heads, whatever head_dim says.
-    llama = ("LlamaForCausalLM",) if shape.hidden % shape.heads == 0 else ()
-    return llama if shape.bias == "all" else (*llama, "MistralForCausalLM", "SmolLM3ForCausalLM")
-
-
 _LLAMAS: dict[str, tuple[Any, ...]] = {"mlp": ("swiglu",), "norm": ("rmsnorm",), "positions": ("rope",),
-                                       "nope_every": (None,), "bias": ("none",)}  # fmt: skip
-_SOFTMAX = _LLAMAS | {"router": ("softmax",), "router_bias": (False,), "router_scale": (1.0,), "expert_groups": (None,),
-                      "groups_per_token": (None,), "rotated": (1.0,)}  # fmt: skip
+                                       "embedding_norm": (False,)}  # fmt: skip
+_DENSE = _LLAMAS | {"nope_every": (None,), "bias": ("none",), "qk_norm": (False,), "rotated": (1.0,)}
+_EXPERTS = _LLAMAS | {"nope_every": (None,), "bias": ("none",)}
+_SOFTMAX = _EXPERTS | {"router": ("softmax",), "router_bias": (False,), "router_scale": (1.0,),
+                       "expert_groups": (None,), "groups_per_token": (None,), "rotated": (1.0,)}  # fmt: skip
 _UNSHARED = _SOFTMAX | {"shared_ffn": (None,), "shared_gate": (False,)}
-_SIGMOIDS = _LLAMAS | {"router": ("sigmoid",), "router_bias": (True,), "shared_gate": (False,)}
-# {class of transformers for a mixture of experts: {field: its values there, the usual one first}}.
-CLASSES_OF_MIXTURES = {
+_SIGMOIDS = _EXPERTS | {"router": ("sigmoid",), "router_bias": (True,), "shared_gate": (False,)}
+# {class: {field of a shape: its values there, the usual one first}}, the usual class of a shape before others.
+_DENSE_CLASSES: dict[str, dict[str, tuple[Any, ...]]] = {
+    "GPT2LMHeadModel": _DENSE | {"mlp": ("gelu",), "norm": ("layernorm",), "positions": ("learned",), "bias": ("all",)},
+    "LlamaForCausalLM": _DENSE | {"bias": ("none", "all")},
+    "MistralForCausalLM": _DENSE,
+    "SmolLM3ForCausalLM": {name: values for name, values in _DENSE.items() if name != "nope_every"},
+    "Qwen2ForCausalLM": _DENSE | {"bias": ("qkv",)},
+    "Qwen3ForCausalLM": _DENSE | {"qk_norm": (True,)},
+}
+_CLASSES_OF_MIXTURES = {
     "MixtralForCausalLM": _UNSHARED | {"qk_norm": (False,), "dense_layers": (0,), "norm_topk": (True,)},
     "Qwen3MoeForCausalLM": _UNSHARED | {"qk_norm": (True,)},
     "OlmoeForCausalLM": _UNSHARED | {"qk_norm": ("width",), "dense_layers": (0,)},
@@ -88,22 +69,39 @@ CLASSES_OF_MIXTURES = {
 }
 
 
-def _mixtures_of(shape: ModelShape) -> Iterator[str]:
-    """The classes of a mixture of experts. None has groups of one expert; each either lacks shared experts or cannot do
-    without them."""
-    if {*shape.special_keys} - {"experts", "rotated", "qk_norm", "window"} or shape.embedding_norm:
-        return
+def architectures_of(shape: ModelShape) -> tuple[str, ...]:
+    """The classes of transformers that have this shape, the usual one first; empty if there is none."""
+    if {*shape.special_keys} - {"experts", "rotated", "qk_norm", "window"}:
+        return ()
+    classes = _CLASSES_OF_MIXTURES if shape.is_mixture else _DENSE_CLASSES
+    return tuple(
+        name for name, fields in classes.items()
+        if all(getattr(shape, key) in values for key, values in fields.items())
+        and _fits_sizes(name, shape) and _has_windows(name, shape)
+    )  # fmt: skip
+
+
+def _has_windows(name: str, shape: ModelShape) -> bool:
+    """Whether a class has the shape's windows; each has a shape without."""
+    windows = WINDOWS.get(name)
+    return shape.window is None or (windows is not None and (windows.typed or shape.windowed == shape.layers))
+
+
+def _fits_sizes(name: str, shape: ModelShape) -> bool:
+    """Whether a class can have the shape's sizes. None has groups of one expert; each either lacks shared experts or
+    cannot do without them."""
     whole = shape.shared_ffn is not None and shape.shared_ffn % (shape.expert_ffn or 1) == 0
     in_groups = (shape.experts or 0) // (shape.expert_groups or 1) > 1
-    besides = {
+    fits = {
+        "GPT2LMHeadModel": shape.key_heads == shape.heads and shape.query_width == shape.hidden,
+        # No other class refuses a width that is not a multiple of its heads, whatever head_dim says.
+        "LlamaForCausalLM": shape.hidden % shape.heads == 0,
         "OlmoeForCausalLM": shape.query_width == shape.hidden,
         "Qwen2MoeForCausalLM": shape.shared_ffn is not None,
         "Dots1ForCausalLM": whole and in_groups,
         "Glm4MoeForCausalLM": whole and in_groups and shape.qk_norm != "width",
     }
-    for name, has in CLASSES_OF_MIXTURES.items():
-        if besides.get(name, True) and all(getattr(shape, key) in values for key, values in has.items()):
-            yield name
+    return fits.get(name, True)
 
 
 def architecture_of(shape: ModelShape) -> str | None:
@@ -112,25 +110,29 @@ def architecture_of(shape: ModelShape) -> str | None:
 
 
 def no_class_note(shape: ModelShape) -> str:
-    """A line on a mixture or on windows that no class of transformers has, so that `export` will refuse the shape: the
-    nearest class, and the keys that lead to it. Empty if a class has it, or if no keys of ours lead to one."""
-    near: dict[str, dict[str, Any]] = {}
+    """A line on a shape that no class of transformers has, so that `export` will refuse it: the nearest class, and the
+    keys that lead to it, if some do. Empty if a class has it."""
     if architectures_of(shape):
         return ""
-    for keys in (("window_layers",), ("window", "window_layers")) if shape.windowed else ():
-        changed: dict[str, Any] = dict.fromkeys(keys)
-        near |= {name: changed for name in architectures_of(replace(shape, **changed)) if name not in near}
-    for name, wanted in CLASSES_OF_MIXTURES.items() if shape.is_mixture and not near else ():
+    near: dict[str, dict[str, Any]] = {}
+    for name, wanted in (_CLASSES_OF_MIXTURES if shape.is_mixture else _DENSE_CLASSES).items():
         changed = {key: values[0] for key, values in wanted.items() if getattr(shape, key) not in values}
         width, shared = shape.expert_ffn or 1, shape.shared_ffn or 0
-        if "shared_ffn" not in wanted and (not shared or ("sigmoid" in wanted["router"] and shared % width)):
+        shares = shape.is_mixture and "shared_ffn" not in wanted
+        if shares and (not shared or ("sigmoid" in wanted["router"] and shared % width)):
             changed["shared_ffn"] = max(1, round(shared / width)) * width
-        if name in architectures_of(replace(shape, **changed)):
-            near[name] = changed
+        without: dict[str, None] = {}  # no windows, or not in some layers only
+        for key in ("window_layers", "window"):
+            if not _has_windows(name, replace(shape, **without)) and getattr(shape, key) is not None:
+                without[key] = None
+        if name in architectures_of(replace(shape, **changed, **without)) and changed.keys() <= _KEYS_OF_MODEL:
+            near[name] = changed | without
+    message = "no class of transformers has this shape, so export will refuse it"
     if not near:
-        return ""
+        return message
     name = min(near, key=lambda one: len(near[one]))
     words = [f"no model.{key}" if one is None else f"model.{key}={str(one).lower()}" for key, one in near[name].items()]
-    return f"no class of transformers has this shape, so export will refuse it: {name} is the nearest, with " + (
-        ", ".join(words)
-    )
+    return f"{message}: {name} is the nearest, with {', '.join(words)}"
+
+
+_KEYS_OF_MODEL = key_rules(Model).keys()

@@ -162,7 +162,7 @@ def _read_llama(keys: Keys, kind: str, seq: int | None) -> ModelShape:
         rope_scaling=scaling,
         qk_norm=kind == "qwen3",
         nope_every=nope_every,
-        **read_windows(keys, kind, layers, seq, nope_every),
+        **read_windows(keys, kind, layers, nope_every),
     )
 
 

@@ -118,7 +118,7 @@ def read_mixture(keys: Keys, kind: str, seq: int | None) -> ModelShape:
         mtp_layers=_take(keys, kind, "num_nextn_predict_layers", int, 0),
         **_heads(keys, kind, hidden, heads),
         **_experts(keys, kind, family, ffn),
-        **read_windows(keys, kind, layers, seq),
+        **read_windows(keys, kind, layers),
         sinks=kind == "gpt_oss",
     )
 

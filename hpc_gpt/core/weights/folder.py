@@ -9,6 +9,7 @@ one after the other.
 import hashlib
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +18,7 @@ from typing import Any
 from hpc_gpt.core.errors import ConfigError, OsErrorAs
 from hpc_gpt.core.files import json_object
 from hpc_gpt.core.format import and_more, counted
-from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.settings.rules.shape import OF_EXPERTS
+from hpc_gpt.core.settings.model_shape import DEFAULTS, ModelShape
 from hpc_gpt.core.weights.config import architecture_in, read_config
 from hpc_gpt.core.weights.config_keys import PLAN_ONLY, model_type_of, read_config_json
 from hpc_gpt.core.weights.names import stored_sizes
@@ -34,6 +34,15 @@ _BLOCK = 1 << 24
 # Buffers that older files store with the weights: GPT-2's causal mask, the rotation's frequencies.
 _BUFFERS = (".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq")
 _AGAIN = "download the folder again, or name another"
+# {field of a shape in which a run may differ from its folder: the reason}. Every other field is compared.
+FREE = {
+    "seq": "the length to train; the rows of learned positions are compared with it",
+    "vocab_multiple": "it pads our embedding alone",
+    "router_dtype": "no class has this key",
+    "mtp_layers": "layers for later tokens, which transformers' classes do not load either",
+}
+# {field that is None if it follows from others: the property that has its value}.
+_VALUES = {"kv_heads": "key_heads", "head_dim": "head_width", "ffn": "mlp_width"}
 
 
 @dataclass(frozen=True)
@@ -185,14 +194,14 @@ def _of_another_model(folder: WeightsFolder, differ: list[str], hint: str) -> Co
     )
 
 
-def _differing(ours: ModelShape, theirs: ModelShape) -> list[tuple[str, Any, Any]]:
-    names = ["hidden", "layers", "heads", "key_heads", "head_width", "vocab", "tied", "mlp", "norm", "norm_eps"]
-    names += ["positions", "bias", "qk_norm", "nope_every", "rope_theta", "rope_scaling", "rotated", "experts"]
-    names += [name for name in OF_EXPERTS if name != "router_dtype"]  # no class has that key
-    if theirs.dense_layers or not theirs.is_mixture:
-        names.append("mlp_width")
-    return [(name, getattr(ours, name), getattr(theirs, name)) for name in names
-            if getattr(ours, name) != getattr(theirs, name)]  # fmt: skip
+def _differing(ours: ModelShape, theirs: ModelShape) -> Iterator[tuple[str, Any, Any]]:
+    """Yields (field, its value in our shape, in theirs) of each field that differs and may not."""
+    for name in DEFAULTS:
+        if name in FREE or (name == "ffn" and theirs.is_mixture and not theirs.dense_layers):
+            continue
+        values = [getattr(shape, _VALUES.get(name, name)) for shape in (ours, theirs)]
+        if values[0] != values[1]:
+            yield name, values[0], values[1]
 
 
 def _shown(value: Any) -> str:

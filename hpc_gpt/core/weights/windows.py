@@ -10,8 +10,8 @@ from hpc_gpt.core.weights.config_keys import Keys, class_of
 _KEYS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 
 
-def read_windows(keys: Keys, kind: str, layers: int, seq: int, nope_every: int | None = None) -> dict[str, Any]:
-    """The fields `window` and `window_layers` of a file's shape; none if every layer attends to all `seq` tokens.
+def read_windows(keys: Keys, kind: str, layers: int, nope_every: int | None = None) -> dict[str, Any]:
+    """The fields `window` and `window_layers` of a file's shape; none if no layer has a window.
 
     Raises ConfigError if the class itself could not run such a file.
     """
@@ -33,7 +33,7 @@ def read_windows(keys: Keys, kind: str, layers: int, seq: int, nope_every: int |
             keys.refuse("layer_types", "but its class has no window here, and fails: every layer attends to all tokens")
     if window is not None and window < 1:
         keys.refuse("sliding_window", "but a token attends to itself at least")
-    if window is None or window >= seq or not any(sliding):
+    if window is None or not any(sliding):
         return {}
     return {"window": window, "window_layers": shortest_pattern("".join("LS"[one] for one in sliding))}
 
@@ -48,13 +48,15 @@ def kept_windows(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 def window_keys(shape: ModelShape, kind: str, begun: Mapping[str, Any]) -> dict[str, Any]:
     """The keys of windows in the file of a shape, with which the class reads the same layers back. `begun`: the keys of
-    the file that the run began from, which stay if the shape has no window: it is as long as the samples at least."""
+    the file that the run began from, which stay if the shape has no window and theirs is as long as the samples: it was
+    trained so."""
     windows = WINDOWS.get(class_of(kind))
     if windows is None:
         return {}
     if shape.window is None:
         off: dict[str, Any] = {"use_sliding_window": False} if windows.switched else {"sliding_window": None}
-        return off | {key: begun[key] for key in _KEYS if key in begun}
+        theirs = begun.get("sliding_window", windows.default)
+        return off | ({key: begun[key] for key in _KEYS if key in begun} if (theirs or shape.seq) >= shape.seq else {})
     keys: dict[str, Any] = {"sliding_window": shape.window} | ({"use_sliding_window": True} if windows.switched else {})
     if windows.typed:
         slides = map(shape.window_of, range(shape.layers))

@@ -172,4 +172,7 @@ def test_a_shape_of_no_class_has_a_nearest_one(changed, words):
 
 
 def test_shapes_with_a_class_have_no_note():
-    assert [name for name in PRESETS if no_class_note(preset(name))] == []
+    planned = {"kv_lora", "sinks", "mtp_layers"}  # which no engine trains
+    assert [
+        name for name in PRESETS if no_class_note(preset(name)) and not {*preset(name).special_keys} & planned
+    ] == []

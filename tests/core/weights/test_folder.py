@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,10 @@ import pytest
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.experiment_file import load_experiment
+from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.weights.config import config_of
-from hpc_gpt.core.weights.folder import check_weights, read_folder
+from hpc_gpt.core.weights.folder import FREE, check_weights, read_folder
 from hpc_gpt.core.weights.names import stored_sizes
 from tests.cli.command import error_of, in_process
 
@@ -98,6 +99,50 @@ def test_sizes_that_agree_do_not_hide_another_model(folder: Path) -> None:
     assert "rope_theta is 10000.0 there, 500000.0 here" in refusal(folder, replace(LLAMA, rope_theta=5e5))
     assert "norm_eps is 1e-05 there, 1e-06 here" in refusal(folder, replace(LLAMA, norm_eps=1e-6))
     assert "vocab is 61 there, 64 here" in refusal(folder, replace(LLAMA, vocab=64))
+
+
+MIXTURE = replace(LLAMA, experts=8, experts_per_token=2, expert_ffn=24, dense_layers=1, qk_norm=True)
+# {field of a shape: (the run's shape, the value there)} with which the folder differs in this field alone.
+OTHER_VALUES: dict[str, tuple[ModelShape, Any]] = {
+    **{name: (LLAMA, value) for name, value in {
+        "hidden": 64, "layers": 3, "heads": 8, "vocab": 64, "seq": 32, "tied": False, "vocab_multiple": 8,
+        "kv_heads": 4, "head_dim": 16, "ffn": 48, "mlp": "gelu", "norm": "layernorm", "positions": "learned",
+        "bias": "qkv", "embedding_norm": True, "norm_eps": 1e-6, "rope_theta": 5e5,
+        "rope_scaling": RopeScaling("llama3", 8.0, 1.0, 4.0, 8), "qk_norm": True, "nope_every": 2, "pad_token": 7,
+        "rotated": 0.5, "q_lora": 8, "kv_lora": 8, "qk_rope": 8, "v_head": 8, "window": 8, "sinks": True,
+        "mtp_layers": 1}.items()},
+    **{name: (MIXTURE, value) for name, value in {
+        "experts": 4, "experts_per_token": 3, "expert_ffn": 16, "shared_ffn": 24, "shared_gate": True,
+        "dense_layers": 0, "router": "sigmoid", "router_bias": True, "expert_groups": 2, "groups_per_token": 1,
+        "norm_topk": True, "router_scale": 2.5, "router_dtype": "fp32"}.items()},
+    "window_layers": (replace(LLAMA, window=8), "SL"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in fields(ModelShape)])
+def test_each_field_of_the_shape_is_compared_or_free_for_a_reason(name: str, folder: Path, monkeypatch) -> None:
+    ours, value = OTHER_VALUES[name]
+    theirs = replace(ours, **{name: value})
+    assert theirs != ours
+    monkeypatch.setattr("hpc_gpt.core.weights.folder.read_config", lambda path, seq: theirs)
+    monkeypatch.setattr("hpc_gpt.core.weights.folder.stored_sizes", lambda shape, fused: {})
+    empty = replace(read_folder(folder), weights={})
+    if name in FREE:
+        check_weights(empty, ours)
+        return
+    with pytest.raises(ConfigError, match=rf"(?m)^{name} is .* there, .* here") as refused:
+        check_weights(empty, ours)
+    assert "with 1 difference:" in str(refused.value) or name in ("heads", "hidden"), "the width of a head follows"
+
+
+def test_a_window_that_the_run_lacks_is_refused_before_it_is_queued(tmp_path: Path) -> None:
+    mistral = replace(LLAMA, seq=64, window=16)
+    folder = write_folder(tmp_path / "mistral", mistral)
+    assert "window is 16 there, none here" in refusal(folder, replace(mistral, window=None))
+    check_weights(read_folder(folder), mistral)
+    # One of the sequence is none, on either side.
+    check_weights(read_folder(folder), replace(mistral, seq=16, window=999))
+    assert replace(mistral, window=64, window_layers="SL") == replace(mistral, window=None)
 
 
 def test_a_tied_file_may_have_the_head_only_as_the_embedding(folder: Path) -> None:

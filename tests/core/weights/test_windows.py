@@ -1,5 +1,6 @@
 """Which layers of each class have the window: read from its file, written, and as the class itself has it."""
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.rules.engine import export_notes
+from hpc_gpt.core.settings.rules.shape import shape_faults
 from hpc_gpt.core.weights.classes import architectures_of
 from hpc_gpt.core.weights.config import config_of, init_config_in, read_config
 
@@ -122,6 +124,9 @@ def test_a_window_beyond_the_trained_length_stays(tmp_path: Path) -> None:
         assert config_of(shape, begun=begun)["sliding_window"] == window
         # One that is trained is the shape's own.
         assert config_of(replace(shape, window=8), begun=begun)["sliding_window"] == 8
+        # Version 0.4.0 trained without a window that [model] lacked.
+        begun = init_config_in(write(tmp_path, "mistral", _SIXTEEN | {"architectures": ["MistralForCausalLM"]}))
+        assert config_of(shape, begun=begun)["sliding_window"] is None
     slides = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 3}
     begun = init_config_in(write(tmp_path, "qwen2", slides))
     config = config_of(read_config(tmp_path, SEQ), begun=begun)
@@ -129,7 +134,7 @@ def test_a_window_beyond_the_trained_length_stays(tmp_path: Path) -> None:
 
 
 LLAMA = replace(preset("llama3.1-8b"), window=128)
-NOTED = "no class of transformers has this shape, so export will refuse it: "
+NOTED = "no class of transformers has this shape, so export will refuse it"
 
 
 @pytest.mark.parametrize(
@@ -140,9 +145,19 @@ NOTED = "no class of transformers has this shape, so export will refuse it: "
         (
             replace(LLAMA, bias="all"),
             (),
-            "LlamaForCausalLM is the nearest, with no model.window, no model.window_layers",
+            "LlamaForCausalLM is the nearest, with no model.window",
         ),
-        (replace(preset("gpt2"), window=128), (), "GPT2LMHeadModel is the nearest, with no model.window, no "),
+        (replace(preset("gpt2"), window=128), (), "GPT2LMHeadModel is the nearest, with no model.window"),
+        (
+            replace(preset("gpt2"), window=128, window_layers="SL"),
+            (),
+            "GPT2LMHeadModel is the nearest, with no model.window_layers, no model.window",
+        ),
+        (replace(LLAMA, bias="all", window=8192), ("LlamaForCausalLM",), ""),
+        (replace(LLAMA, window=None, qk_norm="width"), (), "LlamaForCausalLM is the nearest, with model.qk_norm=false"),
+        (replace(preset("qwen3-8b"), bias="qkv"), (), "Qwen2ForCausalLM is the nearest, with model.qk_norm=false"),
+        (replace(LLAMA, window=None, nope_every=4, bias="qkv"), (), "SmolLM3ForCausalLM is the nearest, with model.b"),
+        (replace(LLAMA, window=None, embedding_norm=True), (), ""),
         (replace(preset("mixtral-8x7b"), window=128), ("MixtralForCausalLM",), ""),
         (
             replace(preset("mixtral-8x7b"), window=128, window_layers="SL"),
@@ -155,8 +170,21 @@ NOTED = "no class of transformers has this shape, so export will refuse it: "
 def test_a_pattern_that_no_class_has_is_noted(shape, classes, note) -> None:
     assert architectures_of(shape) == classes
     noted = export_notes("ddp", shape)
-    assert bool(noted) == bool(note)
-    assert "".join(noted).startswith(note and NOTED + note)
+    assert bool(noted) == (not classes)
+    assert "".join(noted).startswith(note and f"{NOTED}: {note}")
+    assert not noted or noted[0].startswith(NOTED)
+
+
+def test_whether_export_is_noted_follows_from_the_classes_alone() -> None:
+    kinds: dict[str, tuple[Any, ...]] = {
+        "mlp": ("gelu", "swiglu"), "norm": ("layernorm", "rmsnorm"), "positions": ("learned", "rope"),
+        "bias": ("all", "qkv", "none"), "qk_norm": (False, True, "width"), "nope_every": (None, 4),
+        "kv_heads": (None, 2), "window": (None, 16, 64),
+    }  # fmt: skip
+    for values in itertools.product(*kinds.values()):
+        shape = ModelShape(64, 2, 4, seq=64, **dict(zip(kinds, values, strict=True)))
+        if not shape_faults(shape):
+            assert (export_notes("ddp", shape) == ()) is (architectures_of(shape) != ()), values
 
 
 def test_letters_for_all_layers_are_those_in_turn() -> None:

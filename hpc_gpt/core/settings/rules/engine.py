@@ -336,8 +336,8 @@ def _size_faults(engine: Engine, layout: Layout, shape: ModelShape) -> Iterator[
 
 def export_notes(engine: str, shape: ModelShape) -> tuple[str, ...]:
     """The notes on what `export` will refuse of a run of an engine with this shape."""
-    if engine_named(engine).is_program or not shape.special_keys:
+    if engine_named(engine).is_program or shape.is_gpt2:  # which a class has
         return ()
-    from hpc_gpt.core.weights.classes import no_class_note
+    from hpc_gpt.core.weights.classes import no_class_note  # few commands need it
 
     return (note,) if (note := no_class_note(shape)) else ()

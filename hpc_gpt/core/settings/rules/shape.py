@@ -11,8 +11,8 @@ from hpc_gpt.core.settings.rules import keys_of
 
 # Sizes below 1 that are not a fault by themselves, and the least that others may have.
 _MAY_BE_ZERO = ("dense_layers", "mtp_layers")
-OF_EXPERTS = ("experts_per_token", "expert_ffn", "shared_ffn", "shared_gate", "dense_layers", "router", "router_bias",
-              "expert_groups", "groups_per_token", "norm_topk", "router_scale", "router_dtype")  # fmt: skip
+_OF_EXPERTS = ("experts_per_token", "expert_ffn", "shared_ffn", "shared_gate", "dense_layers", "router", "router_bias",
+               "expert_groups", "groups_per_token", "norm_topk", "router_scale", "router_dtype")  # fmt: skip
 _OF_MLA = ("q_lora", "qk_rope", "v_head")
 
 
@@ -117,7 +117,7 @@ def _rotation_faults(shape: ModelShape) -> Iterator[Fault]:
 def _expert_faults(shape: ModelShape) -> Iterator[Fault]:
     experts, used, groups = shape.experts, shape.experts_per_token, shape.expert_groups
     if experts is None:
-        if useless := _stated(shape, OF_EXPERTS):
+        if useless := _stated(shape, _OF_EXPERTS):
             verb = "is" if len(useless) == 1 else "are"
             yield Fault(
                 f"{', '.join(useless)} {verb} given, but model.experts is not: no layer has experts",
