@@ -14,6 +14,7 @@ UserError (ValueError)          a message and a hint; exit 2
 """
 
 import contextlib
+import errno
 import importlib.util
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -126,6 +127,26 @@ class OsErrorAs:
         if isinstance(fault, OSError):
             hint = self._hint if isinstance(self._hint, str) else self._hint(fault)
             raise self._kind(f"{self._message}: {fault.strerror or fault}", hint) from None
+
+
+def tells_of_contents(fault: OSError) -> bool:
+    """Whether an OSError of a read says something of the file: that it is missing, or no file. All others say only that
+    this process, on this host, could not read it now."""
+    return fault.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+
+
+def read_hint(fault: OSError, of_contents: str) -> str:
+    """The hint for a file that could not be read: `of_contents` if the fault tells of it, else what this host lacks."""
+    if tells_of_contents(fault):
+        return of_contents
+    hints = {
+        errno.EMFILE: "this process may open no more files: ask for a higher hard limit (ulimit -Hn)",
+        errno.ENFILE: "this host has no more open files to give (fs.file-max): try again, or on another host",
+        errno.ENOMEM: "this host has no memory for it, or the process has all the maps it may have "
+        "(vm.max_map_count): use a host with more",
+    }
+    hints |= dict.fromkeys((errno.EACCES, errno.EPERM), "get the permission to read it")
+    return hints.get(fault.errno or 0, "nothing is known of its contents: try again, or on another host")
 
 
 def fault_words(fault: Exception) -> str:

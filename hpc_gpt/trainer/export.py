@@ -15,6 +15,7 @@ from torch import Tensor
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import CheckpointError, ConfigError, UserError
 from hpc_gpt.core.output import outlive_readers
+from hpc_gpt.core.process import raise_file_limit
 from hpc_gpt.core.runs.branches import reading
 from hpc_gpt.core.runs.checkpoints import list_complete, step_in
 from hpc_gpt.core.runs.lineage import find_ancestors
@@ -108,6 +109,7 @@ def _tokenizer_files(resolved: Resolved, run_data: Path | None) -> list[Path]:
 
 def main(arguments: list[str]) -> int:
     outlive_readers()
+    raise_file_limit()
     run, folder, dtype = RunFolder(Path(arguments[0])), Path(arguments[1]), arguments[2]
     step = int(arguments[3]) if len(arguments) > 3 else None
     try:

@@ -65,7 +65,7 @@ def measure(case: str, older: bool, folder: Path) -> int:
         return most.stop()
     parameters = list(Gpt(SHAPE, 1, TensorParallel(device=DEVICE)).parameters())
     ours = torch_states(parameters, torch.optim.AdamW(parameters, foreach=False))
-    read = lambda path: np.fromfile(path, np.uint8)  # noqa: E731
+    read = lambda path: torch.from_numpy(np.fromfile(path, np.uint8))  # noqa: E731
     with patch.object(states, "map_file", read) if older else nullcontext():
         most = Most()
         ours.load(SavedStates(folder / "resumed"))

@@ -19,12 +19,17 @@ from hpc_gpt.core.weights import tensors
 from hpc_gpt.core.weights.config import InitConfig, architecture_in, config_of, read_config
 from hpc_gpt.core.weights.names import size_of
 from hpc_gpt.core.weights.tensors import write_hf
+from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
+from hpc_gpt.trainer.checkpoints.states import WEIGHT, Held, SavedIndex, SavedStates, Share, put_states
 from hpc_gpt.trainer.engines.protocol import read_weights
 from hpc_gpt.trainer.export import export_hf, main
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.tensor_parallel import full_name
+from hpc_gpt.trainer.ranks import Peers
 from tests.cli.command import hpc_gpt
 from tests.distributed.equality_cases import MODELS
+from tests.limits import open_files_left
+from tests.trainer.checkpoints.test_states import on_ranks
 from tests.trainer.launch import new_run, settings, train
 
 pytestmark = pytest.mark.xdist_group("train-export")
@@ -110,6 +115,47 @@ def test_the_verb_takes_a_run_and_a_step_and_says_what_it_wrote(runs, tmp_path, 
         folder.name
     ]
     assert hpc_gpt("export", "nowhere", cwd=tmp_path).code == 5
+
+
+def in_ten_files(run: RunFolder, folder: Path) -> RunFolder:
+    """The run with its checkpoint of step 4 as ten ranks save it, each some rows of every parameter."""
+    shutil.copytree(run.path, folder)
+    shutil.rmtree(folder / "checkpoints")
+    states = SavedStates(run.checkpoints / "step-00000004")
+    about = {key: value for key, value in states.about.items() if key not in ("format", "parameters")}
+    checkpoint, sums = folder / "checkpoints" / "step-00000004", dict[str, dict[str, int]]()
+    checkpoint.mkdir(parents=True)
+
+    def work(peers: Peers) -> None:
+        files, held = RankFiles(peers), []
+        for name in states.names:
+            weight = states.whole(name)
+            first, end = (len(weight) * (peers.rank + more) // 10 * (weight[0].numel()) for more in (0, 1))
+            share = Share(name, tuple(weight.shape), None, 0, 1, first, end - first, len(weight))
+            held.append(Held(share, WEIGHT, weight.flatten()[first:end]))
+        put_states(files, held, about, SavedIndex())
+        sums.update(files.write(checkpoint))
+
+    on_ranks(10, work)
+    marker = json.loads((run.checkpoints / "step-00000004" / "complete.json").read_text())
+    (checkpoint / "complete.json").write_text(json.dumps(marker | {"files": sums}))
+    return RunFolder(folder)
+
+
+def test_ten_ranks_files_need_no_more_open_files_than_one(runs, tmp_path):
+    one, ten = runs["deepspeed-zero"], in_ten_files(runs["deepspeed-zero"], tmp_path / "ten")
+    export_hf(one, tmp_path / "before")  # what it imports is opened here
+    with open_files_left(5):
+        export_hf(one, tmp_path / "one-hf")
+        export_hf(ten, tmp_path / "ten-hf")
+    written = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("one-hf", "ten-hf")]
+    assert written[0] == written[1]
+    file = ten.checkpoints / "step-00000004" / "states-00007.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-70] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="has no sound checkpoint"):
+        export_hf(ten, tmp_path / "never")
 
 
 def test_a_damaged_checkpoint_is_passed_over(runs, tmp_path, capsys):

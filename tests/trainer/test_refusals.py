@@ -291,7 +291,7 @@ ROWS: dict[str, Row] = {
     "states on NVMe": (older_states(listed(swapped=True)),
      f"HERE lacks the lists of its states, or states on NVMe | {REMOVE_IT}"),
     "a file that is gone": (older_states(lambda at: (at / OF_RANK_1).unlink()),
-     f"HERE/{OF_RANK_1} cannot be read: [Errno 2] No such file or directory: 'HERE/{OF_RANK_1}' | {REMOVE_IT}"),
+     f"HERE/{OF_RANK_1} cannot be read: No such file or directory | {IT_IS_DAMAGED}"),
     "a file that is damaged": (older_states(lambda at: (at / OF_RANK_1).write_bytes(b"bad")),
      f"HERE/{OF_RANK_1} cannot be read: ... | {REMOVE_IT}"),
     "a parameter that is none": (older_states(lambda at: None, name="nosuch"), f"HERE holds no nosuch | {REMOVE_IT}"),

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.errors import UserError
+from hpc_gpt.core.errors import UserError, tells_of_contents
 from hpc_gpt.core.files import read_text
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.run_folder import RunFolder
@@ -85,18 +85,29 @@ def read_marker(path: Path) -> dict[str, Any]:
     return marker if marker.get("files") is not None and marker.get("schema") == SCHEMA else {}
 
 
+def marker_fault(path: Path) -> CheckpointFault:
+    """The fault of a checkpoint whose `read_marker` is empty."""
+    try:
+        with (path / COMPLETE).open("rb") as file:
+            file.read(1)
+    except OSError as fault:
+        if not tells_of_contents(fault):
+            return CheckpointFault(f"{COMPLETE}: {fault.strerror}", damaged=False)
+    return CheckpointFault(f"{COMPLETE} is missing or damaged")
+
+
 def check_file(path: Path, name: str, expected: object, read: bool = True) -> CheckpointFault:
     """Reads one file of the checkpoint `path` and compares it with its entry in complete.json. Without `read` it
     compares only the size."""
     sums = expected if isinstance(expected, dict) else {}
-    if not _is_inside(path, name) or not all(isinstance(sums.get(key), int) for key in ("bytes", "crc32")):
-        return CheckpointFault(f"{COMPLETE} is damaged: it names {name!r}")
     try:
+        if not _is_inside(path, name) or not all(isinstance(sums.get(key), int) for key in ("bytes", "crc32")):
+            return CheckpointFault(f"{COMPLETE} is damaged: it names {name!r}")
         size, crc = (path / name).stat().st_size, sums["crc32"]
         if read and size == sums["bytes"]:
             size, crc = read_through(path / name)
     except OSError as fault:
-        return CheckpointFault(f"{name}: {fault.strerror}", fault.errno in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR))
+        return CheckpointFault(f"{name}: {fault.strerror}", tells_of_contents(fault))
     if size != sums["bytes"]:
         return CheckpointFault(f"{name} has {size} bytes, not {sums['bytes']}")
     if crc != sums["crc32"]:
@@ -111,7 +122,7 @@ def faults_of(path: Path, most_bytes: float = math.inf) -> Iterator[tuple[str, C
     """
     files = read_marker(path).get("files", {})
     if not files:
-        yield COMPLETE, CheckpointFault(f"{COMPLETE} is missing or damaged")
+        yield COMPLETE, marker_fault(path)
     read = stored_bytes(path) <= most_bytes
     for name, sums in files.items():
         if (fault := check_file(path, name, sums, read)).text:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from hpc_gpt.core.errors import ConfigError, OsErrorAs, RunFolderError
+from hpc_gpt.core.errors import ConfigError, OsErrorAs, RunFolderError, read_hint
 from hpc_gpt.core.files import (
     append_line,
     aside,
@@ -261,7 +261,7 @@ class RunFolder:
                 ) from None
             if isinstance(fault, PermissionError):
                 raise RunFolderError(f"{self.path}: {fault.strerror}", whose(self.path)) from None
-            hint = self._restore_hint() or "is this a run folder?"
+            hint = read_hint(fault, self._restore_hint() or "is this a run folder?")
             raise RunFolderError(f"{self.path}: no resolved.json to read ({fault.strerror})", hint) from None
         except ConfigError as fault:
             raise type(fault)(f"{self.path}: {fault}", self._restore_hint() or fault.hint) from None

@@ -121,7 +121,7 @@ def no_class_note(shape: ModelShape) -> str:
         shares = shape.is_mixture and "shared_ffn" not in wanted
         if shares and (not shared or ("sigmoid" in wanted["router"] and shared % width)):
             changed["shared_ffn"] = max(1, round(shared / width)) * width
-        without: dict[str, None] = {}  # no windows, or not in some layers only
+        without: dict[str, Any] = {}  # no windows, or not in some layers only
         for key in ("window_layers", "window"):
             if not _has_windows(name, replace(shape, **without)) and getattr(shape, key) is not None:
                 without[key] = None

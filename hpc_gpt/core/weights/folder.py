@@ -11,11 +11,11 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.errors import ConfigError, OsErrorAs
+from hpc_gpt.core.errors import ConfigError, OsErrorAs, read_hint
 from hpc_gpt.core.files import json_object
 from hpc_gpt.core.format import and_more, counted
 from hpc_gpt.core.settings.model_shape import DEFAULTS, ModelShape
@@ -209,7 +209,7 @@ def _shown(value: Any) -> str:
 
 
 def _read(file: Path) -> bytes:
-    with OsErrorAs(ConfigError, str(file), _AGAIN):
+    with OsErrorAs(ConfigError, str(file), partial(read_hint, of_contents=_AGAIN)):
         return file.read_bytes()
 
 
@@ -226,7 +226,7 @@ def _weight_map(file: Path, content: bytes) -> dict[str, str]:
 
 def _read_header(file: Path) -> tuple[str, dict[str, StoredWeight]]:
     """Returns (SHA-256 of the header, the weights). Raises ConfigError for an incomplete file."""
-    with OsErrorAs(ConfigError, str(file), _AGAIN), file.open("rb") as opened:
+    with OsErrorAs(ConfigError, str(file), partial(read_hint, of_contents=_AGAIN)), file.open("rb") as opened:
         size, length = file.stat().st_size, int.from_bytes(opened.read(8), "little")
         if not 2 <= length <= min(_LONGEST_HEADER, size - 8):
             raise ConfigError(f"{file} is damaged: its header would have {length} bytes, the file {size}", _AGAIN)

@@ -16,13 +16,13 @@ from typing import Any
 from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.format import show_bytes
 from hpc_gpt.core.runs.checkpoints import (
-    COMPLETE,
     SCHEMA,
     WRITING,
     CheckpointFault,
     check_file,
     checkpoint_folder_name,
     list_complete,
+    marker_fault,
     read_marker,
     set_aside,
 )
@@ -206,8 +206,8 @@ class Checkpoints:
             if step is not None and path.name != checkpoint_folder_name(step):
                 continue
             # All ranks use the marker that rank 0 reads: another host may see a file a moment later.
-            marker = self._ranks.broadcast(read_marker(path) if self._ranks.is_first else {})
-            if fault := self._fault(path, marker):
+            marker, first_fault = self._ranks.broadcast(_read_marker(path) if self._ranks.is_first else ({}, None))
+            if fault := first_fault or self._fault(path, marker):
                 text = self._set_aside(path) if is_own and fault.damaged and self._ranks.is_first else ""
                 self._say(f"skipping checkpoint {path}: {fault.text}{text}")
                 self._ranks.barrier()
@@ -222,8 +222,7 @@ class Checkpoints:
 
     def _fault(self, path: Path, marker: dict[str, Any]) -> CheckpointFault | None:
         """The fault of a checkpoint, if it has one. Each rank reads some of the files in complete.json."""
-        fault = CheckpointFault("" if marker else f"{COMPLETE} is missing or damaged")
-        files = marker.get("files", {})
+        fault, files = CheckpointFault(), marker["files"]
         for name in sorted(files)[self._ranks.rank :: self._ranks.size]:
             if fault.text:
                 break
@@ -296,3 +295,9 @@ class Checkpoints:
     def _say(self, text: str) -> None:
         if self._ranks.is_first:
             print(text, flush=True)
+
+
+def _read_marker(path: Path) -> tuple[dict[str, Any], CheckpointFault | None]:
+    """A checkpoint's complete.json, and its fault if it has none."""
+    marker = read_marker(path)
+    return marker, None if marker else marker_fault(path)

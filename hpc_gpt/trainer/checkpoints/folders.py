@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.errors import CheckpointError
+from hpc_gpt.core.errors import CheckpointError, read_hint
 from hpc_gpt.core.files import json_in, sync
 from hpc_gpt.core.runs.checkpoints import COMPLETE, set_aside
 
@@ -30,9 +30,16 @@ def load_json(path: Path) -> dict[str, Any]:
     """Reads the JSON object in a file of a checkpoint. Raises CheckpointError if it cannot be read."""
     try:
         content: dict[str, Any] = json_in(path)
-    except (OSError, ValueError) as fault:
+    except ValueError as fault:
         raise CheckpointError(f"{path.parent}: {path.name} cannot be read: {fault}", IT_IS_DAMAGED) from None
+    except OSError as fault:
+        raise unread(path, fault) from None
     return content
+
+
+def unread(path: Path, fault: OSError) -> CheckpointError:
+    """The error for a file of a checkpoint that could not be read; "damaged" is said of its contents alone."""
+    return CheckpointError(f"{path} cannot be read: {fault.strerror}", read_hint(fault, IT_IS_DAMAGED))
 
 
 def complete(aside: Path, final: Path, marker: Mapping[str, Any]) -> None:

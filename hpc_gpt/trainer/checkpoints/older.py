@@ -28,7 +28,7 @@ from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.weights.names import parts_of
-from hpc_gpt.trainer.checkpoints.folders import IT_IS_DAMAGED, REMOVE_IT, load_json
+from hpc_gpt.trainer.checkpoints.folders import IT_IS_DAMAGED, REMOVE_IT, load_json, unread
 from hpc_gpt.trainer.checkpoints.states import WEIGHT, SavedStates, Share, kept_rows
 from hpc_gpt.trainer.model.tensor_parallel import Split
 
@@ -231,7 +231,9 @@ def _plain(path: Path) -> Iterator[None]:
     """Raises CheckpointError for a file that cannot be read, or is not plain data; without torch's advice to run it."""
     try:
         yield
-    except (pickle.UnpicklingError, EOFError, AttributeError, OSError, RuntimeError) as fault:
+    except OSError as fault:
+        raise unread(path, fault) from None
+    except (pickle.UnpicklingError, EOFError, AttributeError, RuntimeError) as fault:
         refused = re.search(r"\bGLOBAL ([\w.]+)", str(fault))
         line = f"it names {refused[1]}" if refused else next(iter(str(fault).splitlines()), type(fault).__name__)
         raise CheckpointError(f"{path} cannot be read: {line}", REMOVE_IT) from None

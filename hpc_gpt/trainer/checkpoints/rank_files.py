@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,13 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.format import show_bytes
-from hpc_gpt.trainer.checkpoints.folders import IT_IS_DAMAGED, Sums
+from hpc_gpt.trainer.checkpoints.folders import IT_IS_DAMAGED, Sums, unread
 from hpc_gpt.trainer.checkpoints.write_progress import PROGRESS
 from hpc_gpt.trainer.ranks import Peers
 
@@ -121,12 +121,22 @@ class RankFiles:
         return sums
 
 
-def map_file(path: Path) -> np.ndarray[Any, Any]:
-    """The bytes of a file, mapped; nothing is written back. Raises CheckpointError if there is no such file."""
+def map_file(path: Path) -> Tensor:
+    """The bytes of a file, mapped; nothing is written back, and the file does not stay open. Raises CheckpointError if
+    it cannot be mapped."""
     try:
-        return np.memmap(path, np.uint8, "c")
-    except (OSError, ValueError) as fault:
-        raise CheckpointError(f"{path} cannot be read: {fault}", IT_IS_DAMAGED) from None
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+        if size == 0:
+            raise CheckpointError(f"{path} is empty", IT_IS_DAMAGED)
+        return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+    except OSError as fault:
+        raise unread(path, fault) from None
+    except RuntimeError as fault:  # torch's, with the number of the system's error at its end
+        number = re.search(r"\((\d+)\)\s*$", str(fault).splitlines()[0])
+        if number is None:
+            raise
+        raise unread(path, OSError(int(number[1]), os.strerror(int(number[1])))) from None
 
 
 def _write_file(path: Path, parts: Iterable[Any]) -> dict[str, int]:

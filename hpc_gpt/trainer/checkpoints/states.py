@@ -38,6 +38,8 @@ from hpc_gpt.trainer.ranks import Peers
 INDEX, FORMAT = "states.json", 1
 # The kind of a parameter's elements that are its weight; the other kinds are the optimizer's states.
 WEIGHT = "weight"
+# Files that are mapped at a time. A process may have 65,530 maps (vm.max_map_count), and torch has some thousand.
+_MAX_MAPS = 8192
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,7 @@ class SavedStates:
             )
         self._parameters: dict[str, Any] = self.about["parameters"]
         self._tp = int(self.about["settings"]["layout.tp"])
-        self._maps: dict[str, np.ndarray[Any, Any]] = {}
+        self._maps: dict[str, Tensor] = {}
 
     @property
     def optimizer(self) -> dict[str, float]:
@@ -303,12 +305,14 @@ class SavedStates:
         dtype: torch.dtype = getattr(torch, self._kind(name, kind)["dtype"])
         for file, offset, begin, count in self.pieces(name, kind, tp_rank, first, end):
             if file not in self._maps:
+                if len(self._maps) >= _MAX_MAPS:
+                    del self._maps[next(iter(self._maps))]  # the oldest
                 self._maps[file] = map_file(self.folder / file)
             data = self._maps[file][offset : offset + count * dtype.itemsize]
             if len(data) != count * dtype.itemsize:
                 end_at = offset + count * dtype.itemsize
                 raise CheckpointError(f"{self.folder / file} ends before byte {end_at}", IT_IS_DAMAGED)
-            yield begin, torch.from_numpy(data).view(dtype)
+            yield begin, data.view(dtype)
 
 
 def kept_rows(model: ModelShape, name: str, rows: int) -> int:

@@ -18,12 +18,13 @@ then shuffles windows of seq + 1 tokens that share one token. We shuffle such wi
 import hashlib
 import struct
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from hpc_gpt.core.errors import DataError, OsErrorAs
+from hpc_gpt.core.errors import DataError, OsErrorAs, read_hint
 from hpc_gpt.core.files import aside, give_name, sync
 from hpc_gpt.core.format import counted
 from hpc_gpt.trainer.tokens.sources import DOCUMENT_END
@@ -122,7 +123,8 @@ def _read_head(path: Path) -> tuple[np.dtype[Any], int, int]:
     """The type of the tokens, and the numbers of sequences and document entries. Raises DataError unless they agree
     with the file's size."""
     size = _size(path)
-    with OsErrorAs(DataError, f"cannot read {path}", _REBUILD), open(path, "rb") as file:
+    hint = partial(read_hint, of_contents=_REBUILD)
+    with OsErrorAs(DataError, f"cannot read {path}", hint), open(path, "rb") as file:
         head = file.read(_HEADER.size)
     if head[: len(_MAGIC)] != _MAGIC:
         raise DataError(

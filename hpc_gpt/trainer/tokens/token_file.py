@@ -32,13 +32,14 @@ import platform
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.core.errors import DataError, OsErrorAs
+from hpc_gpt.core.errors import DataError, OsErrorAs, read_hint
 from hpc_gpt.core.files import aside, data_dir, give_name, sync
 from hpc_gpt.core.settings.data_source import TOKEN_FILE_MAGIC
 
@@ -214,7 +215,7 @@ def read_token_bytes(data: Path, sha: str, vocab: int, tokenizer: str = "") -> N
     path = token_bytes_path(data)
     if not path.is_file():
         return None
-    with OsErrorAs(DataError, f"cannot read {path}", _WRITE_BYTES):
+    with OsErrorAs(DataError, f"cannot read {path}", partial(read_hint, of_contents=_WRITE_BYTES)):
         content = path.read_bytes()
     fault, entries = "", content
     if head := _bytes_header(content):
@@ -245,7 +246,7 @@ def _bytes_header(content: bytes) -> tuple[int, str, bytes, bytes] | None:
 def tokenizer_of_bytes(data: Path) -> str:
     """The tokenizer that the file of token bytes beside the data names; empty if there is none, or one of 0.4.0."""
     path = token_bytes_path(data)
-    with OsErrorAs(DataError, f"cannot read {path}", _WRITE_BYTES):
+    with OsErrorAs(DataError, f"cannot read {path}", partial(read_hint, of_contents=_WRITE_BYTES)):
         head = _bytes_header(path.read_bytes()) if path.is_file() else None
     return head[1] if head else ""
 

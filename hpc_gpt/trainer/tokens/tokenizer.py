@@ -21,13 +21,14 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpc_gpt.core.errors import DataError, OsErrorAs, check_package
+from hpc_gpt.core.errors import DataError, OsErrorAs, check_package, read_hint
 from hpc_gpt.core.files import json_in
 from hpc_gpt.trainer.tokens.sources import DOCUMENT_END, find_path
 
@@ -236,7 +237,7 @@ def table_path(tokens: Path) -> Path:
 def read_table(path: Path) -> CharTokenizer:
     """Reads a table of characters. Raises DataError if it is missing or damaged."""
     with (
-        OsErrorAs(DataError, f"cannot read the table of characters {path}", _REBUILD),
+        OsErrorAs(DataError, f"cannot read the table of characters {path}", partial(read_hint, of_contents=_REBUILD)),
         contextlib.suppress(ValueError, KeyError, TypeError, AttributeError),
     ):
         table = json_in(path)

@@ -120,7 +120,7 @@ OTHER_VALUES: dict[str, tuple[ModelShape, Any]] = {
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in fields(ModelShape)])
-def test_each_field_of_the_shape_is_compared_or_free_for_a_reason(name: str, folder: Path, monkeypatch) -> None:
+def test_each_field_is_compared_or_free_for_a_reason(name: str, folder: Path, monkeypatch) -> None:
     ours, value = OTHER_VALUES[name]
     theirs = replace(ours, **{name: value})
     assert theirs != ours
@@ -135,7 +135,7 @@ def test_each_field_of_the_shape_is_compared_or_free_for_a_reason(name: str, fol
     assert "with 1 difference:" in str(refused.value) or name in ("heads", "hidden"), "the width of a head follows"
 
 
-def test_a_window_that_the_run_lacks_is_refused_before_it_is_queued(tmp_path: Path) -> None:
+def test_a_window_that_the_run_lacks_is_refused(tmp_path: Path) -> None:
     mistral = replace(LLAMA, seq=64, window=16)
     folder = write_folder(tmp_path / "mistral", mistral)
     assert "window is 16 there, none here" in refusal(folder, replace(mistral, window=None))

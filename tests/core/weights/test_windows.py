@@ -175,7 +175,7 @@ def test_a_pattern_that_no_class_has_is_noted(shape, classes, note) -> None:
     assert not noted or noted[0].startswith(NOTED)
 
 
-def test_whether_export_is_noted_follows_from_the_classes_alone() -> None:
+def test_export_is_noted_whenever_no_class_has_the_shape() -> None:
     kinds: dict[str, tuple[Any, ...]] = {
         "mlp": ("gelu", "swiglu"), "norm": ("layernorm", "rmsnorm"), "positions": ("learned", "rope"),
         "bias": ("all", "qkv", "none"), "qk_norm": (False, True, "width"), "nope_every": (None, 4),

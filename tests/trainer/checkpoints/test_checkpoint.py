@@ -94,6 +94,15 @@ def test_one_that_cannot_be_read_here_is_passed_over_and_stays(tmp_path, capsys)
     assert (tmp_path / "step-00000020").is_dir()
 
 
+def test_a_marker_that_cannot_be_read_here_is_no_damage(tmp_path, capsys):
+    checkpoints, engine = saved_twice(tmp_path)
+    (link := tmp_path / "step-00000020" / "complete.json").unlink()
+    link.symlink_to(link)
+    assert checkpoints.resume(engine, is_own=True).step == 10
+    assert "complete.json: Too many levels of symbolic links" in capsys.readouterr().out
+    assert (tmp_path / "step-00000020").is_dir()
+
+
 def test_progress_comes_back_whole_and_a_step_can_be_asked_for(tmp_path: Path) -> None:
     checkpoints, engine = Checkpoints(tmp_path, ALONE), CountingEngine()
     for engine.step in (10, 20):

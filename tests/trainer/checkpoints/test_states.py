@@ -2,6 +2,7 @@
 
 import json
 import math
+import resource
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 
 from hpc_gpt.core.errors import CheckpointError
-from hpc_gpt.trainer.checkpoints.rank_files import HostCopies, RankFiles
+from hpc_gpt.trainer.checkpoints.rank_files import HostCopies, RankFiles, map_file
 from hpc_gpt.trainer.checkpoints.states import Held, SavedIndex, SavedStates, Share, put_states
 from hpc_gpt.trainer.model.tensor_parallel import Split
 from hpc_gpt.trainer.ranks import Peers
 from tests.conftest import REPOSITORY
+from tests.limits import lower_limit, open_files_left
 
 # name -> (shape of the whole parameter with padded rows, rows that are saved, split over tp)
 PARAMETERS: dict[str, tuple[tuple[int, ...], int, Split | None]] = {
@@ -226,6 +228,48 @@ def test_what_is_missing_is_said(saved: dict[Any, Path], tmp_path: Path) -> None
         with pytest.raises(CheckpointError, match=words):
             SavedStates(tmp_path).whole("norm.weight")
         index["format"] = 1
+
+
+def test_files_that_are_read_do_not_stay_open(saved: dict[Any, Path]) -> None:
+    with open_files_left(2):
+        states = SavedStates(saved["rows", 1, 30])
+        for name, (_, kept, _) in PARAMETERS.items():
+            assert torch.equal(states.whole(name), whole(name, "weight")[:kept])
+
+
+def test_few_maps_at_a_time_are_enough(saved: dict[Any, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpc_gpt.trainer.checkpoints.states._MAX_MAPS", 2)
+    states = SavedStates(saved["rows", 1, 30])
+    for name, (_, kept, _) in PARAMETERS.items():
+        assert torch.equal(states.whole(name), whole(name, "weight")[:kept])
+        assert len(states._maps) <= 2
+
+
+def refused(read: Callable[[], Any]) -> str:
+    with pytest.raises(CheckpointError) as fault:
+        read()
+    return f"{fault.value}; {fault.value.hint}"
+
+
+def test_only_contents_are_said_to_be_damaged(saved: dict[Any, Path], tmp_path: Path) -> None:
+    states = SavedStates(saved["rows", 1, 30])
+    with open_files_left(0):
+        for read in (lambda: states.whole("norm.weight"), lambda: SavedStates(saved["rows", 1, 30])):
+            words = refused(read)
+            assert "cannot be read: Too many open files; this process may open no more files" in words
+    big = tmp_path / "big"
+    with big.open("wb") as file:
+        file.truncate(1 << 41)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    with lower_limit(resource.RLIMIT_AS, used + (1 << 30)):
+        words = refused(lambda: map_file(big))
+    assert "cannot be read: Cannot allocate memory; this host has no memory for it, or the process has all" in words
+    assert "vm.max_map_count" in words
+    (tmp_path / "link").symlink_to("link")
+    assert "nothing is known of its contents" in refused(lambda: map_file(tmp_path / "link"))
+    (tmp_path / "empty").touch()
+    for path in (tmp_path / "empty", tmp_path / "missing"):
+        assert "the checkpoint is damaged" in refused(lambda path=path: map_file(path))
 
 
 def test_places_are_sent_once_until_they_change(tmp_path: Path) -> None:

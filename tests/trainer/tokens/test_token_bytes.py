@@ -183,7 +183,7 @@ def test_entries_that_no_token_reaches_are_cut(tmp_path: Path) -> None:
     ensure_data(run)
 
 
-def test_bytes_that_are_not_the_datas_are_refused_before_the_first_step(tmp_path: Path) -> None:
+def test_bytes_that_are_not_the_datas_are_refused_at_submit(tmp_path: Path) -> None:
     pair = pair_of_bytes(tmp_path)
     run = reading("megatron", pair, vocab=256, eval_fraction=0.5, train={"eval_every": 1})
     beside = token_bytes_path(pair)
@@ -225,7 +225,7 @@ def test_a_pair_knows_its_tokenizer(tmp_path: Path) -> None:
         ensure_data(run)
 
 
-def test_shards_without_a_sample_for_the_evaluation_are_refused_before_the_first_step(tmp_path: Path) -> None:
+def test_shards_for_evaluation_without_a_sample_are_refused(tmp_path: Path) -> None:
     for number in range(4):
         (tmp_path / f"{number}.txt").write_bytes(TEXT.encode() * (20 if number < 3 else 0) + b"x")
     run = reading("stream", tmp_path, vocab=256, eval_fraction=0.25, train={"eval_every": 1})
