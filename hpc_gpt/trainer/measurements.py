@@ -75,7 +75,8 @@ class DeviceProbe:
 
     def _read_clock(self) -> None:
         clock_mhz, throttle = read_clock(self._device.index or 0)
-        self.result = self.result._replace(clock_mhz=clock_mhz, throttle=throttle)
+        device = torch.cuda.get_device_name(self._device)
+        self.result = self.result._replace(clock_mhz=clock_mhz, throttle=throttle, device=device)
 
     def _add(self, probe_s: float) -> None:
         median_s, first_s = self._window.add(time.monotonic(), probe_s)

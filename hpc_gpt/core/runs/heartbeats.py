@@ -99,6 +99,8 @@ class RankHeartbeat:
     """What held the GPU's clock down, as the driver says."""
     heard: str = ""
     """The signal that asked it to end."""
+    device: str = ""
+    """The name of its GPU; empty on a CPU."""
 
     @property
     def gpu_figures(self) -> list[GpuFigures]:
@@ -108,7 +110,7 @@ class RankHeartbeat:
         return folder / f"{self.rank}.json"
 
 
-_LEFT_OUT = frozenset({"probe_first_s", "clock_mhz", "throttle", "heard"})  # without a value
+_LEFT_OUT = frozenset({"probe_first_s", "clock_mhz", "throttle", "heard", "device"})  # without a value
 
 
 def write_heartbeat(folder: Path, heartbeat: RankHeartbeat, others: Iterable[bytes] = ()) -> None:

@@ -2,8 +2,8 @@
 
 Each rank times a fixed product now and then; its heartbeat has the median of a window (HPC_GPT_SLOW_S, 600 s) and of
 the rank's first six windows, which are an hour. A rank is slow if its rate is below 0.9 of the median of the other
-ranks', or of its own first hour. If more than a quarter of the ranks fall below their own first hour, all share a
-cause, such as heat or a power limit, and no node is at fault.
+ranks' on devices of the same name, or of its own first hour. If more than a quarter of the ranks fall below their own
+first hour, all share a cause, such as heat or a power limit, and no node is at fault.
 """
 
 import collections
@@ -35,12 +35,14 @@ _SHOWN = 4
 
 
 class Probe(NamedTuple):
-    """A rank's figures of its device: `probe_s`, `probe_first_s`, `clock_mhz` and `throttle` of its heartbeat."""
+    """A rank's figures of its device: `probe_s`, `probe_first_s`, `clock_mhz`, `throttle` and `device` of its
+    heartbeat."""
 
     probe_s: float | None = None
     probe_first_s: float | None = None
     clock_mhz: float | None = None
     throttle: str = ""
+    device: str = ""
 
 
 def window_s() -> float:
@@ -125,13 +127,16 @@ def slow_ranks(heartbeats: Mapping[int, RankHeartbeat] | Iterable[RankHeartbeat]
         timed = any(one.clock_mhz is not None for one in every)
         late = timed and any((one.elapsed_s or 0.0) > _MEASURED_S for one in every)
         return SlowRanks(of_all=f"slow GPUs are not measured: no rank has {LEAST_PROBES} probes" if late else "")
-    ordered = sorted(probe_s for _, probe_s in probed)
+    ordered = {
+        device: sorted(probe_s for one, probe_s in probed if one.device == device)
+        for device in {one.device for one, _ in probed}
+    }
     own = {one.rank: one.probe_first_s / probe_s for one, probe_s in probed if one.probe_first_s}
     fell = [share for share in own.values() if share < SLOW_SHARE]
     together = len(fell) > _SHARED_BY * len(probed)
     found = []
     for one, probe_s in probed:
-        of_others = (median_of_others(ordered, probe_s) or probe_s) / probe_s
+        of_others = (median_of_others(ordered[one.device], probe_s) or probe_s) / probe_s
         below = {"the median of the other ranks": of_others}
         if not together and one.rank in own:
             below["its own first hour"] = own[one.rank]

@@ -147,7 +147,8 @@ class Preflight:
             {"pair_gb_s", "all_reduce_gb_s"} & rank_figures.keys() or rank_figures.get("judged")
             for rank_figures in every
         ):
-            self.findings += [finding for finding in judge_exchanges(self.probe.measures) if finding.node not in bad]
+            judged = judge_exchanges(self.probe.measures, {name: report.device for name, report in reports.items()})
+            self.findings += [finding for finding in judged if finding.node not in bad]
         self.findings += self._broken_exchanges()
 
     def _broken_exchanges(self) -> list[Finding]:

@@ -7,11 +7,13 @@ It reads on stdin which nodes take part in the transfers, and every rank makes t
 rates of the rank's first transfers; until the rank is `done`, the next transfer has begun but not ended. Slurm carries
 the lines, so a verdict needs neither a port nor a shared folder: either may be broken.
 
-The judging functions are pure. A rate is slow if it is more than 15 % below the median of its peers. If most nodes fail
+The judging functions are pure. A rate is slow if it is more than 15 % below the median of its peers, which have devices
+of the same name; without a peer it is not judged. If most nodes fail
 in the same way, as with a missing package, or if no two nodes have the same versions, the set-up is at fault and not a
 node.
 """
 
+import itertools
 import json
 import time
 from collections import Counter
@@ -111,6 +113,11 @@ class NodeReport:
         return [sent["figures"] for sent in self.sent.values() if "figures" in sent]
 
     @property
+    def device(self) -> str:
+        """The names of the node's devices, by which it has peers; empty if they are not known."""
+        return ", ".join(sorted({str(figures.get("device") or "") for figures in self.figures}))
+
+    @property
     def failed(self) -> dict[int, str]:
         """{local rank: why it failed}."""
         return {local: sent["failed"] for local, sent in self.sent.items() if "failed" in sent}
@@ -152,18 +159,19 @@ def judge_devices(reports: Mapping[str, NodeReport], ranks_per_node: int) -> lis
     return findings
 
 
-def judge_exchanges(measures: Sequence[Measure]) -> list[Finding]:
-    """Judges the rates of the exchanges.
+def judge_exchanges(measures: Sequence[Measure], devices: Mapping[str, str]) -> list[Finding]:
+    """Judges the rates of the exchanges. `devices`: {node: the names of its devices}.
 
     A node is slow if all its exchanges of a kind are slow, while its partners have others that are not. If a slow
     exchange does not show which of its nodes is slow, it gives a warning, unless a slow node explains it.
     """
     findings: dict[str, Finding] = {}
     unclear: list[tuple[Measure, Finding]] = []
-    by_kind: dict[tuple[str, str], list[Measure]] = {}
+    by_kind: dict[tuple[str, str, frozenset[str]], list[Measure]] = {}
     for measure in measures:
-        by_kind.setdefault((measure.kind, measure.axis), []).append(measure)
-    for (kind, axis), alike in by_kind.items():
+        of_nodes = frozenset(devices.get(node, "") for node in measure.nodes)
+        by_kind.setdefault((measure.kind, measure.axis, of_nodes), []).append(measure)
+    for (kind, axis, _), alike in by_kind.items():
         of = "within the node" if axis == "node" else f"of {'an' if axis == 'ep' else 'a'} {axis} group"
         name = f"exchange of a pair of {axis}" if kind == "pair" else f"{'all-reduce' if kind == 'ring' else kind} {of}"
         well: dict[float, set[str]] = {}
@@ -288,12 +296,16 @@ def _unseen(reports: Mapping[str, NodeReport]) -> list[Finding]:
 
 def _fewer_devices(reports: Mapping[str, NodeReport]) -> list[Finding]:
     counts = {name: count for name, report in reports.items() if (count := report.worst("devices")) is not None}
-    usual = Counter(counts.values()).most_common(1)[0][0] if counts else 0
-    return [
-        Finding("devices", f"{count:g} devices, {usual:g} on other nodes", name, None, count, usual)
-        for name, count in counts.items()
-        if count < usual
-    ]
+    findings = []
+    for name, count in counts.items():
+        # A node that shows none has no name of a device, either.
+        peers = [other for at, other in counts.items() if not count or reports[at].device == reports[name].device]
+        usual = Counter(peers).most_common(1)[0][0]
+        if count < usual:
+            findings.append(
+                Finding("devices", f"{count:g} devices, {usual:g} on other nodes", name, None, count, usual)
+            )
+    return findings
 
 
 def _below_peers(reports: Mapping[str, NodeReport]) -> list[Finding]:
@@ -305,7 +317,10 @@ def _below_peers(reports: Mapping[str, NodeReport]) -> list[Finding]:
             if (rate := report.worst(figure)) is not None
             and all(_is_judged(figures, figure) for figures in report.figures)
         }
-        for name, value, peers in _slow(rates):
+        by_device: dict[str, dict[str, float]] = {}
+        for name, rate in rates.items():
+            by_device.setdefault(reports[name].device, {})[name] = rate
+        for name, value, peers in itertools.chain.from_iterable(map(_slow, by_device.values())):
             message = f"{text.format(value)}, median of its peers {peers:g}"
             findings.append(_of_node(what, message, name, bad, value, peers, unit))
     return findings

@@ -155,8 +155,8 @@ class Watchdog:
             self._rank, self._host, os.getpid(), self._count, self._heart.step, self._heart.phase, round(quiet_s, 1),
             round(limit_s, 1), round(time.time(), 1), self._dumped, collective, place, self._heart.probe.probe_s,
             None if elapsed_s is None else round(elapsed_s - self._heart.stopped_s, 1),
-            self.gpus.latest(), None if still_s is None else round(still_s, 1), still, *self._heart.probe[1:],
-            self._heart.asked_by,
+            self.gpus.latest(), None if still_s is None else round(still_s, 1), still, *self._heart.probe[1:4],
+            self._heart.asked_by, self._heart.probe.device,
         )  # fmt: skip
 
     def _leave_ended(self) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hpc_gpt.core.files import logs_dir
 from hpc_gpt.core.runs.heartbeats import RankHeartbeat, write_heartbeat
 from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.slow_ranks import slow_ranks
 from hpc_gpt.launcher.attempts.notify import main
 from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run
@@ -51,3 +52,10 @@ def test_top_names_it_while_it_runs(tmp_path: Path) -> None:
     shown = in_process("top", run.path, code=0).stdout
     assert "at 0.80 of the median of the other ranks" in shown
     assert LINE in shown
+
+
+@pytest.mark.parametrize(("devices", "slow"), [("HHHL", []), ("HHHH", [3]), ("HLLL", [3]), ("LLHL", [3])])
+def test_a_slower_kind_of_card_is_no_slow_rank(devices: str, slow: list[int]) -> None:
+    beats = [replace(BEAT, rank=rank, host=f"n{rank}", device=device) for rank, device in enumerate(devices)]
+    found = slow_ranks([*beats[:3], replace(beats[3], probe_s=0.0125)])
+    assert ([one.rank for one in found.ranks], [*found.nodes]) == (slow, [f"n{rank}" for rank in slow])

@@ -121,13 +121,13 @@ def pairs(*rates):
 
 
 def test_a_slow_node_is_told_from_neighbours_by_other_exchanges():
-    assert blamed(judge_exchanges(pairs(20, 3, 3, 20, 20, 20))) == {
+    assert blamed(judge_exchanges(pairs(20, 3, 3, 20, 20, 20), {})) == {
         "n2": "exchange of a pair of nodes 3 GB/s, median of its peers 20"
     }
 
 
 def test_a_slow_link_is_no_nodes_fault():
-    assert judge_exchanges(pairs(20, 3, 20, 20, 20, 20))[0].node is None
+    assert judge_exchanges(pairs(20, 3, 20, 20, 20, 20), {})[0].node is None
 
 
 def test_a_slow_group_explained_by_a_slow_node_is_no_finding():
@@ -136,9 +136,9 @@ def test_a_slow_group_explained_by_a_slow_node_is_no_finding():
         Measure("ring", "dp", (1, 3), ("n1", "n3"), 20.0),
         Measure("ring", "dp", (4, 6), ("n4", "n5"), 20.0),
     ]
-    (found,) = judge_exchanges([*pairs(20, 3, 3, 20, 20, 20), *groups])
+    (found,) = judge_exchanges([*pairs(20, 3, 3, 20, 20, 20), *groups], {})
     assert found.node == "n2"
-    (alone,) = judge_exchanges(groups)
+    (alone,) = judge_exchanges(groups, {})
     assert alone.node is None
     assert alone.words == "all-reduce of a dp group 3 GB/s, median of its peers 20, between n0, n2"
 
@@ -146,27 +146,37 @@ def test_a_slow_group_explained_by_a_slow_node_is_no_finding():
 def test_a_slow_all_to_all_of_experts_is_said():
     rates = enumerate((9, 9, 2))
     groups = [Measure("all-to-all", "ep", (at, at + 3), (f"n{at}", f"n{at + 3}"), rate) for at, rate in rates]
-    (found,) = judge_exchanges(groups)
+    (found,) = judge_exchanges(groups, {})
     assert found.words == "all-to-all of an ep group 2 GB/s, median of its peers 9, between n2, n5"
 
 
 def test_a_slow_bus_within_a_node_is_the_nodes():
     rings = [Measure("ring", "node", (2 * at, 2 * at + 1), (f"n{at}",), rate) for at, rate in enumerate((90, 91, 40))]
-    assert blamed(judge_exchanges(rings)) == {"n2": "all-reduce within the node 40 GB/s, median of its peers 90.5"}
+    assert blamed(judge_exchanges(rings, {})) == {"n2": "all-reduce within the node 40 GB/s, median of its peers 90.5"}
+
+
+def test_devices_of_another_name_are_no_peers():
+    small = {"device": "A100-SXM4-40GB", "memory_free_gib": 39.0, "matmul_tflops": 270.0, "devices": 4}
+    assert judge_devices(cluster(a={}, b=small, c={}, d={}), 1) == []
+    found = judge_devices(cluster(a={}, b=small, c=small, d=small | {"matmul_tflops": 90.0}), 1)
+    assert blamed(found) == {"d": "matmul 90 TFLOP/s, median of its peers 270"}
+    assert blamed(judge_devices(cluster(a={}, b=small, c={"device": "cpu", "devices": 0}), 1)).keys() == {"c"}
+    rings = [Measure("ring", "node", (2 * at, 2 * at + 1), (f"n{at}",), rate) for at, rate in enumerate((90, 91, 40))]
+    assert judge_exchanges(rings, {"n0": "H100", "n1": "H100", "n2": "L40S"}) == []
 
 
 @given(st.integers(3, 24), st.data())
 def test_of_a_ring_with_one_slow_node_that_one_is_named(count, data):
     slow = data.draw(st.integers(0, count - 1))
     rates = [3.0 if slow in (at, (at + 1) % count) else data.draw(st.floats(19, 21)) for at in range(count)]
-    named = blamed(judge_exchanges(pairs(*rates)))
+    named = blamed(judge_exchanges(pairs(*rates), {}))
     # Of three nodes two of three pairs are slow, and then the median itself is.
     assert set(named) == ({f"n{slow}"} if count > 4 else set(named) & {f"n{slow}"})
 
 
 @given(st.lists(st.floats(0.86, 1.0), min_size=2, max_size=20))
 def test_rates_that_differ_by_less_than_15_percent_name_nobody(shares):
-    assert judge_exchanges(pairs(*(20 * share for share in shares))) == []
+    assert judge_exchanges(pairs(*(20 * share for share in shares)), {}) == []
 
 
 @given(st.sets(st.integers(0, 9)), st.integers(1, 10))
