@@ -29,6 +29,9 @@ from hpc_gpt.trainer.supervision.signals import Inbox, Signals
 from hpc_gpt.trainer.tokens.samples import Samples
 from hpc_gpt.trainer.tokens.shard_stream import ShardSet
 
+# The looks for a SIGTERM that only some ranks have got, and the seconds before each: 5 s of the 30 until Slurm kills.
+_SIGTERM_LOOKS, _SIGTERM_PAUSE_S = 20, 0.25
+
 
 @dataclass
 class Supervision:
@@ -178,7 +181,14 @@ class Loop:
         return StepReport(frozenset(reasons), allocated, reserved)
 
     def _agree_on_sigterm(self) -> End:
+        """Agrees on the end by a SIGTERM. It may come to one rank after the other: the others have some seconds, before
+        it is a signal to some of them alone."""
         heard = self._ranks.all_gather("terminated" in self._signals.raised)
+        for _ in range(_SIGTERM_LOOKS):  # not by a clock: each look is a collective
+            if all(heard):
+                break
+            time.sleep(_SIGTERM_PAUSE_S)
+            heard = self._ranks.all_gather("terminated" in self._signals.raised)
         alone = "" if all(heard) else name_ranks([rank for rank, has_heard in enumerate(heard) if has_heard])
         return self._ranks.broadcast(self._end_of_sigterm(alone) if self._ranks.is_first else End("cancelled"))
 

@@ -105,6 +105,22 @@ def test_a_sigterm_is_saved_before_slurm_is_asked(tmp_path: Path) -> None:
     assert asked == [(["step-00000002"], [1, 2])] == [(begun.saved(), begun.lines())]
 
 
+@pytest.mark.parametrize(("late", "alone"), [(3, ""), (10**6, "rank 0")])
+def test_a_sigterm_may_come_to_the_ranks_one_after_the_other(tmp_path: Path, monkeypatch, late: int, alone: str):
+    """Rank 1 of 2 has it only at a later look, or never."""
+    told, looks = [], itertools.count()
+    begun = Begun(tmp_path, lambda alone: told.append(alone) or End("cancelled"), steps=9)  # type: ignore[func-returns-value]
+
+    def gather(own: object) -> list[object]:
+        return [own, next(looks) >= late] if own is True else [own]
+
+    monkeypatch.setattr(begun.loop._ranks, "all_gather", gather, raising=False)
+    monkeypatch.setattr("hpc_gpt.trainer.loop._SIGTERM_PAUSE_S", 0.001)
+    begun.signals.raised.add("terminated")
+    assert begun.loop.run().ended == "cancelled"
+    assert told == [alone]
+
+
 def test_of_two_reasons_the_first_counts_for_every_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our loop, and the rank that supervises Megatron-LM, which knows no loss."""
     run = make_run(tmp_path, layout__tp=1, layout__pp=1, job__max_gpu_hours=1.0, train__minutes=1.0)
