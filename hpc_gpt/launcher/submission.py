@@ -30,7 +30,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.settings.sweep_rows import faults_of_rows
 from hpc_gpt.core.slurm.clients import check_output_path
-from hpc_gpt.core.slurm.environment import has_sbatch
+from hpc_gpt.core.slurm.environment import has_sbatch, job_python
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.start_check import ExpectedStart, NeverStarts, ask_after, ask_start, check_reachable
 from hpc_gpt.core.tables import flat
@@ -133,10 +133,22 @@ def check_requirements(resolved: Resolved, has_gpu: bool) -> None:
             "train.dtype is fp16, but this machine has no GPU, and DeepSpeed does not train in fp16 on a CPU",
             "use --set train.dtype=fp32 or bf16, or --engine ddp or fsdp",
         )
-    for package in facts.packages:
-        check_package(package, f"engine {resolved.engine.name}")
+    check_packages(resolved)
     if resolved.train.init is not None:
         check_package("safetensors", "train.init")
+
+
+def check_packages(resolved: Resolved) -> None:
+    """Raises ConfigError if this installation lacks a package of the run's engine."""
+    for package in engine_named(resolved.engine.name).packages:
+        check_package(package, f"engine {resolved.engine.name}")
+
+
+def runs_this_python(resolved: Resolved) -> bool:
+    """Whether a Slurm job's ranks surely run the Python of this process, with its packages alone."""
+    cluster = resolved.cluster
+    may_add = cluster.modules or cluster.setup or cluster.archive or "PYTHONPATH" in cluster.environment
+    return cluster.scheduler == "slurm" and bool(job_python(resolved)) and not may_add
 
 
 def check_inputs(
@@ -147,8 +159,8 @@ def check_inputs(
     begins: bool = True,
     copies: Copies | None = None,
 ) -> Path | None:
-    """Checks a run's packages and open files if it runs on this machine, its Megatron-LM checkout, the weights if it
-    `begins` from them, and its data. Returns the path of the data, None for random tokens. `make`: build the standard
+    """Checks a run's packages if it runs by this Python, its open files if on this machine, its Megatron-LM checkout,
+    the weights if it `begins` from them, and its data. Returns the path of the data, None for random tokens. `make`: build the standard
     library's data. Raises ConfigError, DataError."""
     if resolved.cluster.scheduler == "local":
         from hpc_gpt.core.network import check_open_files
@@ -159,6 +171,8 @@ def check_inputs(
         archive = resolved.cluster.archive
         if archive is not None and not os.access(archive, os.R_OK):
             raise ConfigError(f"stage is {archive}, which cannot be read", "give the path of a tar on this machine")
+    elif make and runs_this_python(resolved):
+        check_packages(resolved)
     if resolved.track.is_asked:
         from hpc_gpt.launcher.services import check_track
 

@@ -82,6 +82,8 @@ def _make_or_refuse(folder: Path) -> str:
         return f"{folder} cannot be made ({fault.strerror})"
     if not stat.S_ISDIR(status.st_mode):
         return f"{folder} is not a folder"
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        return f"{folder} is on a disk that is mounted noexec, from which no compiled code can be loaded"
     if status.st_uid != os.getuid():
         return f"{folder} belongs to user {status.st_uid}"
     return f"others can write in {folder}" if status.st_mode & 0o022 else ""

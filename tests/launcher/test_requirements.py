@@ -1,13 +1,15 @@
 """What a machine lacks is said before a run starts there."""
 
+from dataclasses import replace
+
 import pytest
 
 from hpc_gpt.core.errors import ConfigError, check_package
-from hpc_gpt.core.settings.cluster import load_profile
+from hpc_gpt.core.settings.cluster import Container, load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.launcher.submission import check_requirements
+from hpc_gpt.launcher.submission import check_inputs, check_requirements
 
 
 def settle(**overrides) -> Resolved:
@@ -36,6 +38,26 @@ def test_an_engines_own_package_is_asked_for(monkeypatch):
     check_requirements(settle(engine__name="ddp"), has_gpu=False)
     with pytest.raises(ConfigError, match="engine deepspeed-zero needs deepspeed"):
         check_requirements(settle(engine__name="deepspeed-zero"), has_gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("profile", "variable", "refused"),
+    [({}, "", True), ({"venv": "/env"}, "", False), ({"python": "python3"}, "", False),
+     ({"modules": ("torch",)}, "", False), ({"container": Container("pyxis", "/i.sqsh")}, "", False),
+     ({}, "/other/python", False)],
+)  # fmt: skip
+def test_a_job_of_this_python_needs_the_packages_here(profile, variable, refused, monkeypatch, tmp_path):
+    monkeypatch.setenv("HPC_GPT_PYTHON", variable)
+    cluster = replace(load_profile("generic-slurm"), **profile)
+    resolved = resolve(load_experiment("demo", {"data.source": "random"}), cluster)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "torch" else name)
+    check_inputs(resolved, None, has_gpu=False)  # of a dry run
+    if not refused:
+        check_inputs(resolved, None, has_gpu=False, make=True)
+        return
+    with pytest.raises(ConfigError, match="needs torch, which is not installed") as refusal:
+        check_inputs(resolved, None, has_gpu=False, make=True)
+    assert refusal.value.hint == "pip install 'hpc-gpt[train]'"
 
 
 def test_a_missing_package_is_one_line_with_the_command():

@@ -69,6 +69,14 @@ def test_one_that_another_may_have_filled_is_not_used(tmp_path: Path, kind: str)
     assert str(own) in why
 
 
+def test_one_on_a_noexec_disk_is_not_used(tmp_path: Path, small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,noexec", small_disk], check=True)
+    (tmp_path / "node").symlink_to(small_disk)
+    found, why = caches(tmp_path)
+    assert found["TORCHINDUCTOR_CACHE_DIR"] == f"{tmp_path}/run/cache/{os.uname().nodename}/inductor"
+    assert "is on a disk that is mounted noexec" in why
+
+
 def test_inductor_and_triton_take_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = caches(tmp_path)
     for name, value in found.items():

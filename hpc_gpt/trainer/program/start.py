@@ -96,12 +96,16 @@ def main() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])  # bash blocks some signals in a background job
     with contextlib.suppress(OSError):  # its own seconds count from here
         Path(run, "attempts", attempt, ".signals/began").write_text(Path("/proc/uptime").read_text().split()[0] + "\n")
+    with open(script, "rb") as file:
+        line = file.readline().removeprefix(b"#!").strip()
     try:
-        os.execve(script, [script, *arguments], environment)
+        try:
+            os.execve(script, [script, *arguments], environment)
+        except PermissionError:  # a disk that is mounted noexec: its interpreter runs it, as in slurmd's spool
+            program, *argument = line.split(maxsplit=1)
+            os.execve(program, [program, *argument, script, *arguments], environment)
     except OSError as fault:
-        with open(script, "rb") as file:
-            line = file.readline().decode(errors="replace").strip()
-        sys.stderr.write(f"{line}: {fault.strerror}\n")
+        sys.stderr.write(f"#!{line.decode(errors='replace')}: {fault.strerror}\n")
         sys.exit(127 if isinstance(fault, FileNotFoundError) else 126)
 
 

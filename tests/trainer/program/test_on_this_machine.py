@@ -66,6 +66,16 @@ def test_bashs_words_on_a_killed_script_are_not_its_output(tmp_path: Path, name:
     assert (tmp_path / "out.txt").read_text() == "said\n"
 
 
+@pytest.mark.parametrize("line", ["#!/bin/bash", "#! /usr/bin/env -S bash -e", "#!/bin/bash -u"])
+def test_a_script_whose_run_lies_on_a_noexec_disk_runs(tmp_path: Path, small_disk: Path, line: str) -> None:
+    subprocess.run(["mount", "-o", "remount,noexec", small_disk], check=True)
+    (tmp_path / "train.slurm").write_text(f'{line}\n#SBATCH -N 1 -o out.txt\necho "$1 ${{BASH_SOURCE[0]##*/}} $-"\n')
+    own = {"HPC_GPT_LOGS": str(small_disk / "logs")}
+    in_process("submit", "--cluster", "local", "--wait", "train.slurm", "a b", cwd=tmp_path, environment=own, code=0)
+    flags = {"-e": "ehB", "-u": "huB"}.get(line.rpartition(" ")[2], "hB")
+    assert (tmp_path / "out.txt").read_text() == f"a b slurm_script {flags}\n"
+
+
 FIT = "python3 -uc 'import time\nfor n in range(1, 900): print(f\"step {n} loss 2.0\"); time.sleep(0.2)'"
 # After a stop: what a script does, the file that it still makes, and how often it has started its program.
 LOOPS = {
