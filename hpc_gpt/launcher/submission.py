@@ -160,8 +160,8 @@ def check_inputs(
     copies: Copies | None = None,
 ) -> Path | None:
     """Checks a run's packages if it runs by this Python, its open files if on this machine, its Megatron-LM checkout,
-    the weights if it `begins` from them, and its data. Returns the path of the data, None for random tokens. `make`: build the standard
-    library's data. Raises ConfigError, DataError."""
+    the weights if it `begins` from them, and its data. Returns the path of the data, None for random tokens. `make`:
+    build the standard library's data. Raises ConfigError, DataError."""
     if resolved.cluster.scheduler == "local":
         from hpc_gpt.core.network import check_open_files
 
