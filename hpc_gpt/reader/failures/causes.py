@@ -11,7 +11,8 @@ The rules, in this order:
    exception that Python says it ignored. In a file without steps, beside a file with steps, a process that never began
    (`python: command not found`) was survived, and so was everything before the lines in which the program says what it
    trains. A message of a batch script or of a tool beside the ranks (a vague failure without a rank) ended nothing if a
-   rank fails by itself later.
+   rank fails by itself later. An end by the scheduler is over once a program starts below it, or if a later failure of
+   the file has a clock minutes after it: the next start's.
 3. A consequence of another failure (an echo: a closed connection, a SIGTERM, `Exited with exit code 1`) is the cause
    only if there is nothing else; then the first echo is the cause, and `sure` says so.
 4. In one file the first failure counts, by the clocks of the lines if these are not in order. Exception: right after a
@@ -65,6 +66,8 @@ from hpc_gpt.reader.failures.failure_families import (
     GPU_MISSING,
     GPU_MISSING_ON_NODE,
     NEVER_MET,
+    OLD_MEETING,
+    has_too_many,
     never_came,
 )
 from hpc_gpt.reader.failures.first_failure import (
@@ -94,6 +97,8 @@ from hpc_gpt.reader.failures.part_failures import (
 from hpc_gpt.reader.lines.part import Failure, Part
 
 _RANK_IN_FILE = re.compile(r"(?:^|[/_.\[-])(?<!local[_-])rank[_.-]?(\d{1,7})(?=$|[/_.\]-])", re.IGNORECASE)
+# A failure so long after the end of a job by the scheduler is the next start's.
+_NEXT_START_S = 300.0
 # Slurm announces an end; a rank may make so many steps until it is killed.
 _STEPS_WHILE_STOPPED = 40
 _STOPS_STEPS = re.compile(r"\*\*\* (?:JOB|STEP) .{1,120} CANCELLED AT .{1,60} DUE TO (?:TIME LIMIT|PREEMPTION)")
@@ -184,6 +189,8 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     chosen = in_context(chosen, failures, parts, reached_end)
     if chosen.to_do == CONTAINER and (alone := only_node_that_failed(echoes)) is not None:
         chosen = replace(chosen, ended="node_failure", to_do=CONTAINER_ON_NODE, node=alone)
+    if chosen.to_do == NEVER_MET and has_too_many(chosen.message):
+        chosen = replace(chosen, ended="user_error", to_do=OLD_MEETING)
     if every := everyone_waits(chosen, failures, parts):
         chosen = replace(chosen, rank=None, to_do=_ALL_WAIT)
     rank, node, why, inferred = _place_of(chosen, failures, echoes, parts)
@@ -242,6 +249,11 @@ def _failures(
     of_ranks = {part.file: _OwnFailures() for part in parts}
     for part, of_part in zip(parts, failed, strict=True):
         of_ranks[part.file].add(part, of_part)
+    starts = {part.file: part.first_line for part in parts if part.started}  # the last one of each file
+    latest: dict[str, float] = {}
+    for part, of_part in zip(parts, failed, strict=True):
+        times = [each.at for each in of_part if each.at is not None and not meaning(each.ended).by_scheduler]
+        latest[part.file] = max([latest.get(part.file, -math.inf), *times])
     labelled = sum(of_file.labelled > 0 for of_file in of_ranks.values())
     for part, of_part in zip(parts, failed, strict=True):
         of_file, rank = of_ranks[part.file], _rank_of_file(part.file)
@@ -271,6 +283,9 @@ def _failures(
             # In a separate file without times nothing shows that a failure came after the last step.
             before = before or (said_done and failure.at is None and not trained and failure.ended != "node_failure")
             before = before or failure.place.line < begun
+            if meaning(failure.ended).by_scheduler:
+                before = before or failure.place.line < starts.get(part.file, 0)
+                before = before or (failure.at is not None and failure.at < latest[part.file] - _NEXT_START_S)
             before = before or (ranks_ran and bool(NEVER_BEGAN.search(failure.message))) or of_file.ran_after(failure)
             (survived if before else open_).append(failure)
     again = outlived_before(open_, survived)

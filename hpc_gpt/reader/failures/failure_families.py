@@ -123,6 +123,19 @@ _JOINED = re.compile(
 )
 
 
+# More have come than there are.
+OLD_MEETING = (
+    "more workers came than there are: the rendezvous file or port is also an earlier start's; use another file, or"
+    " another port, for each start (by SLURM_RESTART_COUNT), or remove the file before it"
+)
+
+
+def has_too_many(message: str) -> bool:
+    """Whether more workers have come to a meeting than there are, by the counts in the message of one that waited."""
+    match = _JOINED.search(message)
+    return match is not None and match[3] is not None and int(match[4]) > int(match[3])
+
+
 def never_came(message: str) -> str:
     """The ranks that never came to a meeting, in words, by the counts in the message of one that waited; empty without
     counts.

@@ -254,8 +254,9 @@ class LineReader(GrowingParts):
             last = self._last_step_line()
             ends = (failure for failure in part.failures[-_LAST_FAILURES:] if failure.place.line > last > 0)
             return any(meaning(failure.ended).by_scheduler for failure in ends)
-        over = bool(part.failures) and part.failures[-1].message.startswith(JOB_OVER)
-        return over and rule.dialect.engine is not None
+        last = self._last_step_line()
+        over = (failure for failure in part.failures[-_LAST_FAILURES:] if failure.place.line > last)
+        return rule.dialect.engine is not None and any(failure.message.startswith(JOB_OVER) for failure in over)
 
     def _step(
         self,

@@ -137,6 +137,9 @@ DIALECTS = (
     Dialect("torch_launcher", patterns=(
         # Printed once per node with several processes, before any of them prints anything.
         line("start", "Setting OMP_NUM_THREADS environment variable for each process"),
+        # submitit's, once per task.
+        Pattern("start", r"\bsubmitit INFO \([^)\n]{1,60}\) - Starting with JobEnvironment\([^\n]{0,200}\bglobal_rank="
+            r"\d{1,7}\((?P<gpus_said>\d{1,7})\)", literal="Starting with JobEnvironment("),
         # deepspeed's launcher and accelerate's scripts.
         line("fact", "dist_world_size={gpus}"),
         line("fact", "nnodes={nodes}, num_local_procs={gpus_per_node}, "),

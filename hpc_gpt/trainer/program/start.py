@@ -102,7 +102,7 @@ def main() -> None:
         try:
             os.execve(script, [script, *arguments], environment)
         except PermissionError:  # a disk that is mounted noexec: its interpreter runs it, as in slurmd's spool
-            program, *argument = line.split(maxsplit=1)
+            program, *argument = map(os.fsdecode, line.split(maxsplit=1))
             os.execve(program, [program, *argument, script, *arguments], environment)
     except OSError as fault:
         sys.stderr.write(f"#!{line.decode(errors='replace')}: {fault.strerror}\n")
