@@ -5,7 +5,8 @@ The rules, in this order:
 1. A line that several patterns match is one failure, of the most specific class. Of the lines of one failure (some 20
    lines of one rank without a step between) a specific class wins over `error`, in whatever order. An exception that
    quotes another's traceback is left out: the quoted one counts (`part_failures.without_quotes`).
-2. A failure was survived, and ended nothing, if the same log has a step after it; two, if it is of another rank than
+2. A failure was survived, and ended nothing, if the same log has a step after it, or a word that it is done, which does
+   not outlive a traceback; two steps, if it is of another rank than
    the one that prints them, as that one may still print the step in which the other failed. The same holds for a failure in
    another file if both have times of day, or if the program says that it is done after all planned steps; and for an
    exception that Python says it ignored. In a file without steps, beside a file with steps, a process that never began
@@ -276,6 +277,8 @@ def _failures(
             # Without a label it may be of the rank that, as its launcher says below, ended beside the one with the steps.
             other = failure.place.line < left if failure.rank is None else failure.rank != step_rank
             before = failure.place.line < (trained_by_others if other else trained)
+            if failure.raised_in:  # a word after a traceback is an echo of the script
+                before = failure.place.line < last_line(part, 2 if other and not reached_end else 1, False)
             if begun_at < failure.place.line and _STOPS_STEPS.match(failure.message):
                 before = failure.place.line < outlived_stop
             step_at = trained_by_others_at if other else trained_at

@@ -130,9 +130,10 @@ def plainness(failure: Failure) -> tuple[bool, bool, bool]:
     return plain and not failure.echo, plain, not failure.to_do
 
 
-def last_line(part: Part, steps_left: int) -> int:
-    """The line before which failures were survived, since `steps_left` steps or an end follow; 0 without one."""
-    lines = [0, *(where.line for ended, where in part.ends if ended == "done")]
+def last_line(part: Part, steps_left: int, counts_words: bool = True) -> int:
+    """The line before which failures were survived, since `steps_left` steps follow, or, if it `counts_words`, the
+    program says that it is done; 0 without one."""
+    lines = [0, *(where.line for ended, where in part.ends if ended == "done" and counts_words)]
     lines += [fact.place.line for fact in part.totals.values() if fact.place.file == part.file]
     for steps in part.steps.values():
         # Of very many lines only a sample is stored: each line stands for several.

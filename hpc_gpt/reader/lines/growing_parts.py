@@ -121,6 +121,15 @@ class GrowingParts:
         """Whether a program printed its totals in this part, or counts epochs: an earlier is of another training."""
         return dialect == EPOCHS or any(fact.dialect == dialect for fact in self.parts[-1].totals.values())
 
+    def failed_after_steps(self) -> bool:
+        """Whether a failure is later than the last step or bar of this part, and than a step that was made: a bar that
+        begins after it is of another start."""
+        part = self.parts[-1]
+        if not part.failures or not (self.rows[-1] or any(step > 1 for step, _, _ in part.progress[-1:])):
+            return False
+        last = max([self._last_step_line(), *(line for _, _, line in part.progress[-1:])])
+        return any(failure.place.line > last and not failure.echo for failure in part.failures[-8:])
+
     def _last_step_line(self) -> int:
         return max((rows.open_line for rows in self.rows[-1].values()), default=0)
 

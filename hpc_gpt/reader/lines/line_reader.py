@@ -75,6 +75,7 @@ class LineReader(GrowingParts):
 
     def finish(self, last_line: int) -> list[Part]:
         """The first part, and all others that have matches. The reader cannot be used again."""
+        self._note_cut_off()
         self.parts[-1].last_line = max(last_line, self.parts[-1].first_line)
         for part, rows in zip(self.parts, self.rows, strict=True):
             part.steps = {dialect: table_rows.table(part.left_out) for dialect, table_rows in rows.items()}
@@ -84,6 +85,18 @@ class LineReader(GrowingParts):
             late = [int(steps.line[-2]) for steps in part.steps.values() if len(steps) > 1]
             part.ends = [end for end in part.ends if end[1].line > max(late, default=0)]
         return [part for part in self.parts if part.dialects or part is self.parts[0]]
+
+    def _note_cut_off(self) -> None:
+        """Adds the traceback that the log cuts off before its exception as a failure, unless another one follows it."""
+        cut, failures = self.tracebacks.cut_off(), self.parts[-1].failures
+        if cut is None or any(each.place.line > cut[0] and not each.echo for each in failures):
+            return
+        number, file, label = cut
+        if self.reserve("failures", len(failures)):
+            self.count("python_exceptions")
+            message = f"a traceback that the log cuts off before its exception, in {file}"
+            rank, node = rank_of(f"{label} "), node_of_label(f"{label} ")
+            failures.append(Failure("error", message, Place(self.file, number), rank, node, raised_in=file))
 
     def _apply(
         self, number: int, line: str, match: re.Match[str], rule: DialectPattern, rank: int | None, at: float | None
@@ -134,7 +147,7 @@ class LineReader(GrowingParts):
             case "failure":
                 self._failure(line, values, place, rule, rank, at)
             case "traceback" if match[0].startswith("Traceback"):
-                self.tracebacks.begin(line[: match.start()])
+                self.tracebacks.begin(number, line[: match.start()])
             case "traceback":
                 self._forget(self.tracebacks.caught(number))
             case "end":
@@ -166,8 +179,12 @@ class LineReader(GrowingParts):
                 part.arguments[key] = (argument.value, place)
 
     def _progress(self, values: Mapping[str, float | str], place: Place, rule: DialectPattern) -> None:
-        progress = self.parts[-1].progress
-        step, planned = float_of(values, "step"), self.planned(rule)
+        step = float_of(values, "step")
+        goals = [fact.value for fact in self.parts[-1].facts.get("steps_planned", ())]
+        is_of_training = not goals or values.get("steps_planned") in goals
+        if step is not None and step <= 1 and is_of_training and self.failed_after_steps():
+            self.begin_again(place.line)
+        progress, planned = self.parts[-1].progress, self.planned(rule)
         if planned and values.get("steps_planned", planned[0]) not in planned:
             self.leave_out(OTHER_BARS)
             return

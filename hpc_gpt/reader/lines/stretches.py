@@ -123,7 +123,8 @@ def _lines_of_step_rank(reader: LineReader, block: LineBlock, rows: Places) -> M
 def _stretch(reader: LineReader, block: LineBlock, rows: Places, other_lines: Places, unordered: Unordered) -> None:
     """Adds lines that all go into the last part; beyond the first and the last line their order does not matter."""
     timers, bars, more = (block.lines_where(each, other_lines) for each in (is_timers, is_bar, is_more))
-    if len(more) and (reader.full or not belong(block, block.steps[rows], more)):
+    is_next_start = len(bars) > 0 and reader.failed_after_steps()
+    if is_next_start or (len(more) and (reader.full or not belong(block, block.steps[rows], more))):
         return _one_by_one(reader, block, np.concatenate((block.steps[rows], other_lines)), unordered)
     if len(bars) and not _bars_stand_alone(reader, block, block.steps[rows], bars):
         unordered = unordered | {index: block.text_and_matches(index) for index in bars.tolist()}

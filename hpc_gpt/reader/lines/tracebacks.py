@@ -45,8 +45,8 @@ NO_MESSAGE = re.compile(
 @dataclass
 class _Open:
     """An open traceback. `blanks`: after its label. `foreign`: lines of others that may still follow. `file`, `source`:
-    of its last frame, whose source is indented by more than `frame_indent`, None after it. `name`, `number`: the
-    exception and its line if only the message is missing."""
+    of its last frame, whose source is indented by more than `frame_indent`, None after it. `number`: its first line;
+    `name`: the exception, in this line, if only the message is missing."""
 
     blanks: int = 0
     foreign: int = _FOREIGN
@@ -81,13 +81,18 @@ class Tracebacks:
         indent, and no message is missing."""
         return all(not label and not traceback.name for label, traceback in self._open.items())
 
-    def begin(self, before: str) -> None:
-        """Opens a traceback. `before`: the text before `Traceback`, a label or a progress bar without a newline."""
+    def begin(self, number: int, before: str) -> None:
+        """Opens a traceback on line `number`. `before`: the text before `Traceback`, a label or an open bar."""
         label = _TIME.sub("", before).strip()
         if _NO_LABEL.search(label) or not _LABEL.fullmatch(label):
             label = (_AFTER_BAR.search(before) or ("",))[0].strip()
         if label in self._open or len(self._open) < _MOST_OPEN:
-            self._open[label] = _Open(len(before) - len(before.rstrip()))
+            self._open[label] = _Open(len(before) - len(before.rstrip()), number=number)
+
+    def cut_off(self) -> tuple[int, str, str] | None:
+        """Returns (first line, file of its last frame, label) of the first traceback whose exception never came."""
+        begun = [(each.number, each.file, label) for label, each in self._open.items() if each.file and not each.name]
+        return min(begun, default=None)
 
     def wait(self, number: int, line: str, name: str) -> None:
         """Waits for the message of an exception, `name` with its colon, which may be on the next line."""

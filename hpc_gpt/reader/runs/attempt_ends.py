@@ -11,7 +11,7 @@ from hpc_gpt.core.ends.state import Facts, class_of
 from hpc_gpt.core.format import counted
 from hpc_gpt.reader.failures.causes import Cause, first_cause, with_nan
 from hpc_gpt.reader.lines.fields import EPOCHS
-from hpc_gpt.reader.lines.growing_parts import JOB_OVER
+from hpc_gpt.reader.lines.growing_parts import BARS, JOB_OVER
 from hpc_gpt.reader.lines.part import Failure, Part, Place
 from hpc_gpt.reader.runs.attempts import iso
 from hpc_gpt.reader.runs.draft import Draft
@@ -151,8 +151,9 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
     # This includes lines without a number, whose steps follow from samples or epochs.
     if steps.numbered and len(numbers):
         spans.append((float(numbers[0]), float(numbers.max())))
-    # A bar alone may count anything.
-    trained = any(part.steps or part.totals for part in parts)
+    # A bar alone may count anything, unless the program states its total, or an attempt before it shows a training.
+    stated = any(fact.dialect != BARS for part in parts for fact in part.facts.get("steps_planned", ()))
+    trained = stated or any(part.steps or part.totals for part in parts) or (number > 1 and len(steps) > 0)
     reached = trained and any(reaches(span, planned) for span in spans)
     reached = reached or any(_has_finished(part, steps, planned, spans) for part in parts)
     cause = first_cause(parts, reached, asked_for_gpus)

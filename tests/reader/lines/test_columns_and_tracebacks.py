@@ -95,8 +95,8 @@ MARKS = "    " + "^" * 40
          [(6, "KeyError: 'a'")]),
         ([BEGIN, FRAME, SOURCE, FRAME, "    except RuntimeError:", "    ^^^^^^", "queue.Empty"],
          [(7, "queue.Empty at `except RuntimeError:`")]),
-        # The log ends in it.
-        ([BEGIN, FRAME, SOURCE, FRAME, WORDS, MARKS], []),
+        # The log ends in it: that it failed is known, and not by what.
+        ([BEGIN, FRAME, SOURCE, FRAME, WORDS, MARKS], [(1, "a traceback that the log cuts off")]),
         # Of a log that begins in it, the marks are no message.
         (["RuntimeError:", MARKS], [(1, "RuntimeError:")]),
         # Indented words after the exception, and those of an exception itself, are said.
