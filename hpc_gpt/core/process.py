@@ -1,7 +1,9 @@
-"""Processes identified by boot, pid and start time, so that a reused pid is never mistaken for the old process."""
+"""Processes identified by boot, pid namespace, pid and start time, so that a reused pid is never mistaken for the old
+process, nor a process of one container for that of another."""
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import os
 import platform
@@ -13,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -111,20 +114,68 @@ def host_clock() -> tuple[str, float]:
     return boot_id(), time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
+class Life(Enum):
+    """Whether a process or a job lives. Only GONE allows another start."""
+
+    LIVES = "lives"
+    GONE = "gone"
+    UNKNOWN = "not known"  # there is no answer, or it is not visible from here
+
+
+def pid_namespace() -> str:
+    """The namespace in which this process has its pid: containers have their own. Empty where there is no /proc."""
+    with contextlib.suppress(OSError):
+        return os.readlink("/proc/self/ns/pid")
+    return ""
+
+
 def process_identity(pid: int) -> dict[str, Any]:
-    """The keys that identify a process of this host in every note: `pid, pid_start, boot`. Pids are reused, in
-    containers soon, and so may be the start time, which is counted from the boot."""
-    return {"pid": pid, "pid_start": start_time(pid), "boot": boot_id()}
+    """The keys that identify a process of this host in every note: `pid, pid_start, boot, pid_namespace`. Pids are
+    reused, in containers soon, and so may be the start time, which is counted from the boot."""
+    return {"pid": pid, "pid_start": start_time(pid), "boot": boot_id(), "pid_namespace": pid_namespace()}
 
 
-def lives(note: Mapping[str, Any]) -> bool:
-    """Whether the process that a note names by `process_identity` still runs."""
-    return note.get("boot") == boot_id() and is_alive(note.get("pid"), note.get("pid_start"))
+def life_of(note: Mapping[str, Any], path: Path | None = None) -> Life:
+    """Whether the process that a note names by `process_identity` lives.
+
+    `host` in the note: the name of its machine, this one if it is missing. A process in another pid namespace, or on a
+    host of another name, is not visible from here. If it holds a kernel's lock on the file at `path`
+    (`hold_file`), all containers of its host see whether it lives.
+    """
+    is_here = note.get("host") in (None, platform.node())
+    if note.get("boot") != boot_id():
+        return Life.GONE if is_here else Life.UNKNOWN
+    if is_here and note.get("pid_namespace") in (None, pid_namespace()):
+        return Life.LIVES if is_alive(note.get("pid"), note.get("pid_start")) else Life.GONE
+    return Life.UNKNOWN if path is None else _life_by_lock(path, note.get("locked_on"))
+
+
+def hold_file(number: int) -> int | None:
+    """Takes the kernel's lock on an open file, which lasts until all processes that have inherited the open file have
+    ended. Returns the device of the file for the key `locked_on` of its note; None if the file system has no locks."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return os.fstat(number).st_dev
+    return None
+
+
+def _life_by_lock(path: Path, device: int | None) -> Life:
+    """Whether a process holds the lock of `hold_file`. A file system that is mounted twice has two devices, and may
+    have two locks."""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        if device is None or os.fstat(file.fileno()).st_dev != device:
+            return Life.UNKNOWN
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return Life.LIVES
+        return Life.GONE
+    return Life.UNKNOWN
 
 
 def send_to(note: Mapping[str, Any], what: int) -> bool:
     """Sends a signal to the process of a note, as `send` does."""
-    return lives(note) and send(note.get("pid"), note.get("pid_start"), what)
+    return life_of(note) is Life.LIVES and send(note.get("pid"), note.get("pid_start"), what)
 
 
 def seconds_given(variable: str, default: str, example: str) -> float:
@@ -195,7 +246,8 @@ def interrupts_wait() -> Iterator[None]:
         return
     came: list[int] = []
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    replaced = {number: handler for number, handler in handlers.items() if callable(handler)}
+    # Whoever ignores a signal, as below nohup, continues to do so.
+    replaced = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
     for number in replaced:
         signal.signal(number, lambda number, _: came.append(number))
     try:

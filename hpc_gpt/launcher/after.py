@@ -23,7 +23,7 @@ from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.ends.state import job_state
 from hpc_gpt.core.errors import SlurmUnreachable, UserError
 from hpc_gpt.core.format import plain
-from hpc_gpt.core.process import is_alive, start_time
+from hpc_gpt.core.process import Life, hold_file, is_alive, start_time
 from hpc_gpt.core.runs.after_jobs import AFTER, AfterJob, list_after, note_left, note_seen, read_seen, remove_over
 from hpc_gpt.core.runs.checkpoints import checkpoints_of
 from hpc_gpt.core.runs.full_disk import install_patient_output, is_disk_full
@@ -103,7 +103,7 @@ class SlurmQueue:
         job.note(accepted[1])
 
     def states(self, ids: Sequence[str]) -> dict[str, str]:
-        states = {job_id: word for job_id, (word, _) in queued_jobs(self._ask("squeue")).items()}
+        states = {job_id: word for job_id, (word, _) in queued_jobs(self._ask("squeue", ",".join(ids))).items()}
         if gone := [job_id for job_id in ids if job_id not in states]:
             states |= accounted_states(self._ask("sacct", ",".join(gone)))
         return {job_id: job_state(word) for job_id, word in states.items()}
@@ -129,6 +129,7 @@ class ProcessQueue:
         else:
             environment["CUDA_VISIBLE_DEVICES"] = ""
         with job.log.open("ab") as log:
+            locked_on = hold_file(log.fileno())
             process = subprocess.Popen(
                 line,
                 env=environment,
@@ -137,7 +138,7 @@ class ProcessQueue:
                 stderr=log,
                 start_new_session=True,
             )
-        job.note(str(process.pid), is_process=True, waits=self._gpus > 0)
+        job.note(str(process.pid), is_process=True, waits=self._gpus > 0, locked_on=locked_on)
 
     def states(self, ids: Sequence[str]) -> dict[str, str]:
         return {}
@@ -265,7 +266,7 @@ class CheckpointFollower:
         except UserError:
             return
         for job_id, job in open_by_id.items():
-            state = states.get(job_id, "running" if job.runs_here() else "unknown")
+            state = states.get(job_id, "unknown" if job.life() is Life.GONE else "running")
             if state not in LIVE and not job.is_over:
                 self._say(job.step, f"its job {job_id} has left the queue without reporting its end: {state}")
                 note_left(self._run, job, state)

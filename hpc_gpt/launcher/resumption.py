@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.ends.history import read_history
 from hpc_gpt.core.ends.judge import gpu_hours
+from hpc_gpt.core.ends.life import ask_life
 from hpc_gpt.core.ends.run_state import done_by
-from hpc_gpt.core.errors import ConfigError, RunFolderError, UserError
+from hpc_gpt.core.errors import ConfigError, RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.gone import refuse_gone
+from hpc_gpt.core.process import Life
 from hpc_gpt.core.runs.branches import ResumptionHold
 from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name, newest_step, unwhole_note
 from hpc_gpt.core.runs.descent import descend
@@ -30,7 +32,7 @@ from hpc_gpt.core.runs.lineage import (
     resume_point,
     saved_steps,
 )
-from hpc_gpt.core.runs.lock import RunLocked, check_free, holder
+from hpc_gpt.core.runs.lock import RunLocked, check_free, holder, remove_gone
 from hpc_gpt.core.runs.provenance import check_weights_of, drawn_note, has_gpus
 from hpc_gpt.core.runs.race import measured, read_visits
 from hpc_gpt.core.runs.run_folder import PREDICTED, RunFolder, check_own
@@ -47,7 +49,7 @@ from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.request import Request
 from hpc_gpt.launcher.submission import SubmittedRun, check_inputs, start_run
 from hpc_gpt.launcher.until import ForecastInputs, Until, forecast_chain, length_settings, wants_forecast
-from hpc_gpt.launcher.watch.status import await_lost, read_own_status
+from hpc_gpt.launcher.watch.status import NO_ANSWER, ask_own_status, await_lost, read_own_status
 from hpc_gpt.planner.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -84,6 +86,8 @@ class SameRun:
 
     def start(self, now: bool = False) -> SubmittedRun:
         """Submits it. Raises as `start_run` does."""
+        with contextlib.suppress(RunLocked):  # the job asks whether it may start
+            remove_gone(self.run, lambda other: ask_life(self.run, other)[0])
         run = self.run if self.folder == "." else RunFolder(self.run.path.resolve())
         with contextlib.chdir(self.folder):  # sbatch starts a script where it is called
             return start_run(run, self.resolved, self.jobs, self.options, now)
@@ -109,7 +113,7 @@ def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: b
             f"{run.run_id} is a race, which resumes as it is",
             "submit another --race; report RACE prints how to train with its winner",
         )
-    prepared, parent = prepare_resumption(run, request, profile, from_start)
+    prepared, parent = prepare_resumption(run, request, profile, from_start, dry)
     action = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
     return NewRun(prepared, parent, (*prepared.notes, f"{action}, as {prepared.resolved.layout}"))
 
@@ -131,7 +135,7 @@ def _script_resumption(run: RunFolder, request: Request, from_start: bool, dry: 
             f"submit a new run; only {', '.join(_OPTIONS_ON_RESUME)} may change",
         )
     options = [f"--{key.removeprefix('job.')}={value}" for key, value in request.given.items() if value is not None]
-    resolved, point = check_resumption(run, dry)
+    resolved, point = check_resumption(run, dry, request.force)
     notes = [f"note: {note}" for note in (point.notes if point else ())]
     note = f"starts the script of {run.run_id} again{f', with {join(options)}' if options else ''}"
     return SameRun(run, resolved, (*notes, note), folder=script.get("folder") or ".", options=tuple(options))
@@ -139,7 +143,7 @@ def _script_resumption(run: RunFolder, request: Request, from_start: bool, dry: 
 
 def _same_resumption(run: RunFolder, request: Request, dry: bool) -> SameRun:
     """The resumption of a run with its own settings, and the forecast of its job chain."""
-    resolved, point = check_resumption(run, dry)
+    resolved, point = check_resumption(run, dry, request.force)
     forecast = _forecast_same(run, point.step if point else 0, request)
     where = f" after step {point.step}" if point else f" at step 0: {unwhole_note(run) or 'it has no checkpoint'}"
     if resolved.race:
@@ -151,26 +155,53 @@ def _same_resumption(run: RunFolder, request: Request, dry: bool) -> SameRun:
     return SameRun(run, resolved, lines, where, jobs)
 
 
-def check_not_live(run: RunFolder) -> None:
-    """Raises RunFolderError if a job of the run is queued or running, or may be on another machine.
+def check_not_live(run: RunFolder, force: bool = False, dry: bool = False) -> None:
+    """Raises RunFolderError if a job of the run is queued or running. Raises SlurmUnreachable, or RunFolderError for a
+    process, if that is not known; `force` declares that job gone, unless `dry`.
 
     The end of a run is known before the process that started it has left; the function waits until that has left.
     """
-    await_lost(run)
+
+    def doubt(job: str, fault: UserError) -> None:
+        if not force:
+            raise fault
+        if job and not dry:
+            run.declare_gone(job)
+
+    try:
+        await_lost(run)
+    except SlurmUnreachable as fault:
+        doubt("", fault)
     until = time.monotonic() + _LEAVING_S
-    while True:
-        owner = holder(run)  # before the check: it may leave in between
-        lived_here = owner is not None and owner.is_gone() is False
+    while (owner := holder(run)) is not None:
+        life, why = ask_life(run, owner)
+        if owner.slurm_job is not None:  # if it runs, the state says so
+            if life is Life.UNKNOWN:
+                doubt(owner.job, _not_known(run, owner.slurm_job, why))
+            break
         try:
             check_free(run)
             break
-        except RunLocked:
-            if not lived_here or read_own_status(run).state in LIVE or time.monotonic() > until:
+        except RunLocked as fault:
+            if fault.life is Life.UNKNOWN:
+                doubt(owner.job, fault)
+                break
+            if life is not Life.LIVES or read_own_status(run).state in LIVE or time.monotonic() > until:
                 raise
             time.sleep(0.05)
-    state = read_own_status(run).state
-    if state in LIVE:
-        raise RunFolderError(f"run {run.run_id} is {state}", f"hpc-gpt cancel {run.run_id} first, or wait for its end")
+    status, silence = ask_own_status(run)
+    if status.state in LIVE:
+        hint = f"hpc-gpt cancel {run.run_id} first, or wait for its end"
+        raise RunFolderError(f"run {run.run_id} is {status.state}", hint)
+    if silence and status.cause == NO_ANSWER:
+        doubt(status.job_id or "", _not_known(run, status.job_id or "", silence))
+
+
+def _not_known(run: RunFolder, job_id: str, why: str) -> SlurmUnreachable:
+    return SlurmUnreachable(
+        f"it is not known whether job {job_id} of run {run.run_id} has ended: {why}",
+        f"try again once Slurm answers; if job {job_id} has ended for sure, --force declares that it is gone",
+    )
 
 
 def check_unfinished(run: RunFolder, resolved: Resolved | None = None, reached: int = 0) -> None:
@@ -226,7 +257,11 @@ def _check_rates(run: RunFolder, settings: Resolved, resolved: Resolved, reached
 
 
 def prepare_resumption(
-    run: RunFolder, request: Request, profile: ClusterProfile | None = None, from_start: bool = False
+    run: RunFolder,
+    request: Request,
+    profile: ClusterProfile | None = None,
+    from_start: bool = False,
+    dry: bool = False,
 ) -> tuple[PreparedRun, Parent | None]:
     """A new run that resumes from `run` with the keys that the request gives; `profile` None keeps its profile.
 
@@ -234,7 +269,7 @@ def prepare_resumption(
     ConfigError if it cannot resume with these settings.
     """
     changes, until = request.given, request.until or Until()
-    check_not_live(run)
+    check_not_live(run, request.force, dry)
     settings = run.resolved()
     parent, point = (None, ResumePoint(0)) if from_start else parent_of(run)
     length = changed_length(settings, until, changes)
@@ -320,14 +355,14 @@ def _forecast_same(run: RunFolder, step: int, request: Request) -> Forecast | No
     return forecast_chain(resolved, prediction, inputs)
 
 
-def check_resumption(run: RunFolder, dry: bool = False) -> tuple[Resolved, ResumePoint | None]:
+def check_resumption(run: RunFolder, dry: bool = False, force: bool = False) -> tuple[Resolved, ResumePoint | None]:
     """Returns (the settings of a run that may be submitted again, the point where it resumes; None at step 0).
 
-    Raises RunFolderError if an earlier job of the run is queued or running, or may be on another machine; ConfigError
-    if the run is done; DataError. `dry` is as for check_submission.
+    Raises as `check_not_live`, with its `force`; ConfigError if the run is done; DataError. `dry` is as for
+    check_submission.
     """
     check_own(run)  # its job would end at its start, and sbatch's answer could not be noted
-    check_not_live(run)
+    check_not_live(run, force, dry)
     resolved = run.resolved()
     if not run.job_script.is_file():
         raise ConfigError(f"{run.path} has no job.sh", "the run folder is damaged; submit the experiment again")

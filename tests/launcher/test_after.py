@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.errors import JobRefused
+from hpc_gpt.core.process import Life
 from hpc_gpt.core.runs.after_jobs import AfterJob, after_table, held_steps, list_after
 from hpc_gpt.core.runs.retention import Retention
 from hpc_gpt.core.runs.run_folder import RunFolder
@@ -129,7 +130,7 @@ def test_a_job_that_died_without_an_end_leaves_its_checkpoint(tmp_path, capfd):
     add_checkpoint(run, 1)
     follower.look()
     (job,) = list_after(run.path)
-    wait_for("the job has left", lambda: not job.runs_here())
+    wait_for("the job has left", lambda: job.life() is Life.GONE)
     follower._note_left(0.0)
     assert after_table(run.path)[0]["state"] == "unknown"
     gone = r"after: step 1: its job \d+ has left the queue without reporting its end: unknown"

@@ -170,7 +170,8 @@ def test_a_job_is_put_back_once(
 ANSWERS = 'read -r line <answers; sed -i 1d answers; [ "$line" = - ] || echo "hpc-gpt-next $line"'
 MAY_START = "hpc_gpt.launcher.attempts.may_start"
 BEFORE = f"the-python -m {MAY_START} {{run}} 4 {{}}"
-WORDS = ("squeue --sibling --noheader --array --states=all --user={uid} -o squeue %i %T",
+WORDS = ("squeue --sibling --noheader --array --states=all --jobs=8,9,7 -o squeue %i %T",
+         "scontrol show config",
          "sacct --federation -D -X -n -P -o JobID,State -j 8,9")  # fmt: skip
 
 
@@ -193,8 +194,8 @@ def test_a_start_asks_python_until_it_knows(tmp_path: Path, answers: str, code: 
     end = 'n=4 python=(the-python); ask_to_start; echo "goes on, ${HPC_GPT_STOP_AT:-} ${MASTER_PORT:-}"'
     clients = {"the_python": f"cat >>stdin\n{ANSWERS}", "squeue": "echo squeue 8 PENDING", "sacct": "echo '9|DONE'"}
     found = ran(tmp_path, "requeue", end, **clients)
-    assert found == (code, said, [line.format(run=tmp_path / "run", uid=os.getuid()) for line in asked])
-    assert (tmp_path / "stdin").read_text() == ("squeue 8 PENDING\nsacct 9 DONE" if "ask" in answers else "")
+    assert found == (code, said, [line.format(run=tmp_path / "run") for line in asked])
+    assert (tmp_path / "stdin").read_text() == ("squeue 8 PENDING\nanswered\nsacct 9 DONE" if "ask" in answers else "")
 
 
 def test_a_signal_to_all_of_the_job_loses_no_answer(tmp_path: Path) -> None:

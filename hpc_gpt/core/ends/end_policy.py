@@ -192,7 +192,7 @@ def _attempt_before(run: RunFolder, attempt: Attempt) -> Attempt | None:
     """The attempt before this one, if it belongs to another start of the same job. After a restart in the job the steps
     have other numbers, so a late signal does not reach them."""
     before = [] if attempt.restarts_in_job else run.before(attempt)[-1:]
-    return before[0] if attempt.job_id and before and before[0].job_id == attempt.job_id else None
+    return before[0] if attempt.job and before and before[0].job == attempt.job else None
 
 
 # --- whether the job requeues
@@ -206,7 +206,7 @@ def asks_to_requeue(run: RunFolder, attempt: Attempt, end: End) -> bool:
 
 def is_cancelled(run: RunFolder, attempt: Attempt) -> bool:
     """Whether `hpc-gpt cancel` has marked the attempt's job."""
-    return run.is_cancelled(attempt.job_id or os.environ.get("SLURM_JOB_ID"))
+    return run.is_cancelled(attempt.job or os.environ.get("SLURM_JOB_ID"))
 
 
 # --- the end of the job by what Slurm and job.sh say

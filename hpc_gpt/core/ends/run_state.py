@@ -14,10 +14,10 @@ from typing import Any
 from hpc_gpt.core.ends.failures import LIVE, RETRIES, STARTED, meaning
 from hpc_gpt.core.ends.state import Facts, State, class_of, slurm_state, state_of
 from hpc_gpt.core.format import clock, some
-from hpc_gpt.core.process import lives
-from hpc_gpt.core.runs.lock import holder, rest_text
+from hpc_gpt.core.process import Life, boot_id, life_of, pid_namespace
+from hpc_gpt.core.runs.lock import holder, lock_path, rest_text
 from hpc_gpt.core.runs.processes import run_on
-from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder
+from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_of, local_job
 from hpc_gpt.core.runs.stored import read_stored
 
 # A run that has written nothing for this long may no longer run.
@@ -128,7 +128,7 @@ def read_run_state(run: RunFolder, log_every: int, slurm: Mapping[str, str] | No
     if live is None and waits:
         live = chain[0]
     job_id = live.get("job_id") if live is not None else (attempt.job_id or None) if attempt is not None else None
-    line = live if live is not None else _line_of(run, chain, job_id)
+    line = live if live is not None else _line_of(run, chain, attempt)
     facts = end.facts if end is not None and not waits else Facts()
     facts = replace(
         facts,
@@ -139,7 +139,7 @@ def read_run_state(run: RunFolder, log_every: int, slurm: Mapping[str, str] | No
         began=attempt is not None and not waits,
         cancelled=run.is_cancelled(mark_of(line) or job_id),
         slurm=slurm_state(slurm.get(job_id or "", "")) if slurm is not None and is_of_slurm(line) else None,
-        alive=_is_alive(line),
+        alive=_is_alive(run, line),
         moved=(moved := moved_from(run, line)) is not None,
     )
     if attempt is not None and facts.began and facts.slurm is None and end is not None and not end.is_over:
@@ -171,7 +171,7 @@ def facts_before(run: RunFolder, attempt: Attempt, later: Sequence[Attempt]) -> 
     it, and a cancel of the job was not meant for an attempt that the job has already restarted."""
     following = attempt.next_of_job(later)
     restarted = following is not None and following.restarts_in_job > 0
-    cancelled = run.is_cancelled(attempt.job_id) and not restarted
+    cancelled = run.is_cancelled(attempt.job) and not restarted
     return replace(read_end(attempt).facts, again=following is not None and not restarted, cancelled=cancelled)
 
 
@@ -197,20 +197,25 @@ def is_of_slurm(line: Mapping[str, Any]) -> bool:
 
 def mark_of(line: Mapping[str, Any]) -> str | None:
     """The name under which `hpc-gpt cancel` marks the job of a line; None if the line names no job."""
-    return str(job_id) if (job_id := line.get("job_id")) else IN_QUEUE if line.get("queue") else None
+    return job_of(line) or (IN_QUEUE if line.get("queue") else None)
 
 
-def other_host(line: Mapping[str, Any]) -> str | None:
-    """The machine of a local run; None if it is this one."""
-    host = line.get("host")
-    return str(host) if line.get("scheduler") == "local" and host not in (None, platform.node()) else None
+def other_place(line: Mapping[str, Any]) -> str | None:
+    """The place of a local run, as text, if its processes are not visible from here; else None."""
+    if line.get("scheduler") != "local":
+        return None
+    if (host := line.get("host")) not in (None, platform.node()):
+        return f"on {host}"
+    process = line.get("queue") or line
+    is_here = process.get("pid_namespace") in (None, pid_namespace()) or process.get("boot") != boot_id()
+    return None if is_here else "in another container of this machine"
 
 
 def _waits(chain: Sequence[Mapping[str, Any]], attempts: Sequence[Attempt], end: AttemptEnd | None) -> bool:
     """Whether no job of the newest job chain has made an attempt, but one still may: the run is not done, and the chain
     was submitted after the run had ended, if it has."""
-    jobs = {line.get("job_id") for line in chain} - {None}
-    if not chain or not jobs.isdisjoint(attempt.job_id for attempt in attempts):
+    jobs = {job_of(line) for line in chain} - {""}
+    if not chain or not jobs.isdisjoint(attempt.job for attempt in attempts):
         return False
     if end is None or not end.is_over or end.facts.retried:
         return True
@@ -233,12 +238,12 @@ def _live_job(chain: Sequence[Mapping[str, Any]], slurm: Mapping[str, str]) -> M
     return None
 
 
-def _line_of(run: RunFolder, chain: Sequence[Mapping[str, Any]], job_id: str | None) -> Mapping[str, Any]:
-    """The last line of submissions.jsonl for a job, made up for a job that plain sbatch started."""
-    lines = [line for line in (*run.submissions(), *chain) if line.get("job_id") == job_id]
-    if lines and job_id is not None:
-        return lines[-1]
-    return {"scheduler": "slurm", "job_id": job_id} if job_id is not None else {}
+def _line_of(run: RunFolder, chain: Sequence[Mapping[str, Any]], attempt: Attempt | None) -> Mapping[str, Any]:
+    """The last line of submissions.jsonl for an attempt's job, made up for a job that plain sbatch started."""
+    if attempt is None or not attempt.job:
+        return {}
+    lines = [line for line in (*run.submissions(), *chain) if job_of(line) == attempt.job]
+    return lines[-1] if lines else {"scheduler": "slurm", "job_id": attempt.job_id}
 
 
 def moved_from(run: RunFolder, line: Mapping[str, Any]) -> Path | None:
@@ -248,19 +253,25 @@ def moved_from(run: RunFolder, line: Mapping[str, Any]) -> Path | None:
     return submitted if submitted != run.path and not (submitted / "resolved.json").exists() else None
 
 
-def _is_alive(line: Mapping[str, Any]) -> bool | None:
-    """True if the process of a local job runs, False if not; None if that is not visible from this machine."""
+def _is_alive(run: RunFolder, line: Mapping[str, Any]) -> bool | None:
+    """True if the process of a local job runs, False if not; None if that is not visible from here. A process that is
+    not, as one in another container, has the run's lock as long as it runs."""
     process = line.get("queue") or line
-    if line.get("scheduler") != "local" or other_host(line) or process.get("pid") is None:
+    if line.get("scheduler") != "local" or process.get("pid") is None:
         return None
-    return lives(process)
+    life = life_of({"host": line.get("host"), **process})
+    job = local_job(process)
+    if life is Life.UNKNOWN and (owner := holder(run)) is not None and owner.job == job:
+        life = owner.life(lock_path(run))
+    if life is Life.UNKNOWN and run.is_declared_gone(job):
+        return False
+    return None if life is Life.UNKNOWN else life is Life.LIVES
 
 
 def is_lost_here(run: RunFolder, attempt: Attempt) -> bool:
     """Whether the attempt's process on this machine is gone, with all that it had started."""
-    job_id = attempt.job_id or None
-    lines = [line for line in run.submissions() if line.get("job_id") == job_id and line.get("scheduler") == "local"]
-    return bool(lines) and _is_alive(lines[-1]) is False and not run_on(run)
+    lines = [line for line in run.submissions() if job_of(line) == attempt.job and line.get("scheduler") == "local"]
+    return bool(lines) and _is_alive(run, lines[-1]) is False and not run_on(run)
 
 
 def silent_s(attempt: Attempt) -> float:
@@ -292,19 +303,18 @@ def newest_submission(run: RunFolder) -> dict[str, Any]:
     """
     lines, attempts = run.submissions(), run.attempts()
     if aside := _stepped_aside(attempts):  # the other jobs decide the run's state
-        attempts = [attempt for attempt in attempts if attempt.job_id not in aside]
-        lines = [line for line in lines if str(line.get("job_id")) not in aside] or lines
+        attempts = [attempt for attempt in attempts if attempt.job not in aside]
+        lines = [line for line in lines if job_of(line) not in aside] or lines
     start = attempts[-1].started() if attempts else {}
-    job_id = str(start.get("job_id") or "")
-    if job_id:
+    if job := job_of(start):
         lines = [line for line in lines if not line.get("refused")]
     last = lines[-1] if lines else {}
     # A `submit --resume` after that attempt is newer, even if it has not started.
     resumed = bool(attempts) and submitted_after(last, attempts[-1], start.get("started") or 0.0)
-    if not job_id or resumed or job_id == str(last.get("job_id")):
+    if not job or resumed or job == job_of(last):
         return last
-    of_job = [line for line in lines if str(line.get("job_id")) == job_id]
-    return of_job[-1] if of_job else {"scheduler": "slurm", "job_id": job_id, "refused": None}
+    of_job = [line for line in lines if job_of(line) == job]
+    return of_job[-1] if of_job else {"scheduler": "slurm", "job_id": attempts[-1].job_id, "refused": None}
 
 
 def _stepped_aside(attempts: list[Attempt]) -> set[str]:
@@ -314,7 +324,7 @@ def _stepped_aside(attempts: list[Attempt]) -> set[str]:
     for attempt in reversed(attempts):
         if attempt.ended().get("ended") != "refused":
             return jobs
-        jobs.add(attempt.job_id)
+        jobs.add(attempt.job)
     return set()
 
 
@@ -337,17 +347,17 @@ def newest_chain(run: RunFolder) -> list[dict[str, Any]]:
 
 def cancel_cause(run: RunFolder, run_state: RunState) -> str | None:
     """The text that says who cancelled a run, and when, by `hpc-gpt cancel`'s mark; None if it has no mark."""
-    job_id = mark_of(run_state.line) or run_state.job_id
-    if run_state.state.ended != "cancelled" or job_id is None or not run.is_cancelled(job_id):
+    job = mark_of(run_state.line) or run_state.job_id
+    if run_state.state.ended != "cancelled" or job is None or not run.is_cancelled(job):
         return None
-    text = _cancelled_by(run, job_id)
+    text = _cancelled_by(run, job)
     if run_state.facts.in_job:
         return f"{text}, between two attempts"
     return f"{text}, while it waited" if run_state.waits or run_state.facts.retried else text
 
 
-def _cancelled_by(run: RunFolder, job_id: str) -> str:
-    mark = run.cancelled_mark(job_id)
+def _cancelled_by(run: RunFolder, job: str) -> str:
+    mark = run.cancelled_mark(job)
     note = read_stored(mark)
     moment = note.get("time")
     if not moment:  # a full disk left it empty
@@ -360,8 +370,8 @@ def _cancelled_by(run: RunFolder, job_id: str) -> str:
 
 def cause_of_attempt(run: RunFolder, attempt: Attempt, ended: str) -> str | None:
     """The cause of an attempt that ended as class `ended`: who cancelled it, else the cause in its files."""
-    if ended == "cancelled" and run.is_cancelled(attempt.job_id):
-        return _cancelled_by(run, attempt.job_id)
+    if ended == "cancelled" and run.is_cancelled(attempt.job):
+        return _cancelled_by(run, attempt.job)
     return read_end(attempt).cause
 
 

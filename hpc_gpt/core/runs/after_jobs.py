@@ -14,6 +14,7 @@ job itself). Each writes its own note before it reads the other's, so one of the
 import contextlib
 import json
 import os
+import platform
 import shutil
 import time
 from collections.abc import Collection, Mapping
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.files import read_text, replace_whole
-from hpc_gpt.core.process import lives, process_identity
+from hpc_gpt.core.process import Life, life_of, process_identity
 from hpc_gpt.core.runs.branches import set_aside_to_delete
 from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name, has_all_bytes, list_complete, step_in
 from hpc_gpt.core.runs.run_folder import RunFolder
@@ -73,18 +74,19 @@ class AfterJob:
             return {"job_id": job_id} if job_id.isdigit() else {}
         return {}
 
-    def note(self, job_id: str, is_process: bool = False, waits: bool = False) -> None:
-        """Writes job.json; for a process on this machine `job_id` is its pid. Raises RunFolderError."""
+    def note(self, job_id: str, is_process: bool = False, waits: bool = False, locked_on: int | None = None) -> None:
+        """Writes job.json; for a process on this machine `job_id` is its pid, and `locked_on` as by `hold_file` of its
+        log. Raises RunFolderError."""
         process = process_identity(int(job_id)) if is_process else {}
+        process |= {"host": platform.node(), "locked_on": locked_on}
         note = {"job_id": job_id, "time": time.time()} | (process if process.get("pid_start") else {})
         note |= {"waits": True} if waits else {}
         replace_whole(self.folder / "job.json", json.dumps(note) + "\n")
 
-    def runs_here(self) -> bool:
-        """Whether the job is a process on this machine that is still alive."""
+    def life(self) -> Life:
+        """Whether the job, a process, lives; GONE for a job of Slurm. It holds the kernel's lock on its log."""
         note = self.noted()
-        pid = str(note.get("job_id"))
-        return pid.isdigit() and lives({**note, "pid": int(pid)})
+        return life_of({"pid": int(note["job_id"]), **note}, self.log) if "pid_start" in note else Life.GONE
 
     def ended(self) -> dict[str, Any]:
         """ended.json: `code, time`; empty if the job has not ended."""
@@ -116,10 +118,9 @@ class AfterJob:
         note = self.noted()
         if not note:
             return "unsubmitted"
-        if "pid_start" in note and self.runs_here():
-            return "pending" if note.get("waits") and not (self.folder / "started").exists() else "running"
         if "pid_start" in note:
-            return "unknown"
+            lives = "pending" if note.get("waits") and not (self.folder / "started").exists() else "running"
+            return lives if self.life() is Life.LIVES else "unknown"
         if slurm is not None:
             return slurm.get(str(note.get("job_id")), "unknown")
         return "running" if (self.folder / "started").exists() else "pending"

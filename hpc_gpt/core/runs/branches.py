@@ -20,6 +20,7 @@ from pathlib import Path
 
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import write_once
+from hpc_gpt.core.process import Life
 from hpc_gpt.core.runs.checkpoints import (
     COMPLETE,
     DELETING,
@@ -28,12 +29,12 @@ from hpc_gpt.core.runs.checkpoints import (
     list_complete,
     set_aside,
 )
-from hpc_gpt.core.runs.lock import holder_in, process_holder, text_of
+from hpc_gpt.core.runs.lock import hold, holder_in, let_go, process_holder, text_of
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_stored
 
 BRANCHES = "branches"
-# The note of a reader on another host, which cannot be asked, counts for so long: no export takes a day.
+# The note of a reader that cannot be asked, as on another host, counts for so long: no export takes a day.
 _READS_S = 86400.0
 _TO_DELETE = re.compile(rf"{re.escape(DELETING)}(step-(\d+))-\d+")
 
@@ -51,14 +52,16 @@ def reading(run: RunFolder) -> Iterator[None]:
     # In containers many processes may share a host name and a pid, and this process may read in two places at once.
     note = run.path / BRANCHES / f"reader.{this_process.host}.{this_process.pid}.{secrets.token_hex(4)}.json"
     for left in run.path.glob(f"{BRANCHES}/reader.{glob.escape(this_process.host)}.*.json"):
-        if (reader := holder_in(left)) is not None and reader.is_gone():
+        if (reader := holder_in(left)) is not None and reader.life(left) is Life.GONE:
             with contextlib.suppress(OSError):
                 left.unlink()
     with contextlib.suppress(RunFolderError):
         write_once(note, text_of(this_process))
+        hold(note, this_process)
     try:
         yield
     finally:
+        let_go(note)
         with contextlib.suppress(OSError):
             note.unlink(missing_ok=True)
 
@@ -67,9 +70,9 @@ def is_read(run: Path) -> bool:
     """Whether a process reads a run's checkpoints, or may read them, as its host cannot be asked."""
     for note in run.glob(f"{BRANCHES}/reader.*.json"):
         reader = holder_in(note)
-        gone = reader.is_gone() if reader is not None else None
+        life = reader.life(note) if reader is not None else Life.UNKNOWN
         with contextlib.suppress(OSError):  # it has just ended
-            if gone is False or (gone is None and time.time() - note.stat().st_mtime < _READS_S):
+            if life is Life.LIVES or (life is Life.UNKNOWN and time.time() - note.stat().st_mtime < _READS_S):
                 return True
     return False
 

@@ -30,6 +30,7 @@ from hpc_gpt.core.process import (
     boot_id,
     is_alive,
     job_of,
+    pid_namespace,
     process_identity,
     send_to,
     start_time,
@@ -147,8 +148,9 @@ class Tree:
         """Looks, and records the processes if they have changed. A full disk is no fault."""
         if (seen := self.look().seen) != self._written and self._record is not None:
             self._written = seen
+            record = {"boot": boot_id(), "pid_namespace": pid_namespace(), "processes": seen}
             with contextlib.suppress(RunFolderError):
-                replace_whole(self._record, json.dumps({"boot": boot_id(), "processes": seen}) + "\n")
+                replace_whole(self._record, json.dumps(record) + "\n")
 
     def close(self) -> None:
         """Removes the record if none of the processes is left."""
@@ -175,7 +177,7 @@ def recorded(attempts: Iterable[Attempt]) -> set[int]:
     pids: dict[int, str] = {}
     for path in (path for attempt in attempts for path in attempt.folder.glob("processes*.json")):
         record = read_stored(path)
-        if record.get("boot") == boot_id():
+        if record.get("boot") == boot_id() and record.get("pid_namespace") in (None, pid_namespace()):
             pids |= {
                 int(pid): started for pid, started in (record.get("processes") or {}).items() if _PID.fullmatch(pid)
             }

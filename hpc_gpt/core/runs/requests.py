@@ -2,7 +2,7 @@
 
     attempts/<n>/asked/save-1.json        the request: from which process, and when
     attempts/<n>/asked/save-1.done.json   the answer: the step, and whether it is saved
-    stop.<job id>                         the job is to end as stopped when it starts, or starts again; removed after
+    stop.<job>                            the job is to end as stopped when it starts, or starts again; removed after
                                           that end, as it must not stop a later requeue by hand
 
 Each file is written whole, by one process. Rank 0 looks for requests between two steps, and all ranks act on them

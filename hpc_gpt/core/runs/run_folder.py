@@ -16,6 +16,7 @@ import re
 import shlex
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from hpc_gpt.core.files import (
     give_name,
     read_text,
     refused_access,
+    replace_whole,
     try_folder,
     user_name,
     whose,
@@ -113,9 +115,14 @@ class Attempt:
         return str(self.started().get("job_id") or "")
 
     @property
+    def job(self) -> str:
+        """The attempt's job by `job_of`; empty if attempt.json is missing."""
+        return job_of(self.started())
+
+    @property
     def job_start(self) -> tuple[str, int]:
         """The start of the attempt's job, which attempts share that follow each other in one allocation."""
-        return self.job_id, int(self.started().get("restart") or 0)
+        return self.job, int(self.started().get("restart") or 0)
 
     @property
     def in_allocation(self) -> bool:
@@ -129,8 +136,8 @@ class Attempt:
 
     def next_of_job(self, later: Iterable[Attempt]) -> Attempt | None:
         """The next attempt of the same job among the `later` ones: a restart in the job, or another start of it."""
-        job_id = self.job_id
-        return next((one for one in later if job_id and one.job_id == job_id), None)
+        job = self.job
+        return next((one for one in later if job and one.job == job), None)
 
     def elapsed_s(self) -> float | None:
         """Seconds since the attempt began, by its host's clock since boot, which nobody can set; None on another
@@ -303,7 +310,7 @@ class RunFolder:
 
     def before_in_job(self, attempt: Attempt) -> list[Attempt]:
         """The attempts before this one in the same start of its job, first to last."""
-        of_job = [earlier for earlier in self.before(attempt) if earlier.job_id == attempt.job_id]
+        of_job = [earlier for earlier in self.before(attempt) if earlier.job == attempt.job]
         return of_job[max(0, len(of_job) - attempt.restarts_in_job) :]
 
     @property
@@ -347,14 +354,14 @@ class RunFolder:
             (n["slurm_cluster"] for n in notes if n.get("slurm_cluster") and not is_federated(n.get("job_id"))), None
         )
 
-    def cancelled_mark(self, job_id: str) -> Path:
+    def cancelled_mark(self, job: str) -> Path:
         """The file that `hpc-gpt cancel` writes before it ends a job, so that nothing requeues it: `user, host, time`.
-        Its existence counts: a full disk may leave it empty."""
-        return self.path / f"cancelled.{job_id}"
+        Its existence counts: a full disk may leave it empty. Marks name a job by `job_of`."""
+        return self.path / f"cancelled.{job}"
 
-    def mark_cancelled(self, job_id: str) -> None:
+    def mark_cancelled(self, job: str) -> None:
         """Writes the mark of a cancelled job; the first writer stays in it. OSError if the disk refuses the file."""
-        mark = self.cancelled_mark(job_id)
+        mark = self.cancelled_mark(job)
         mark.touch()
         note = {"user": user_name(os.getuid()), "host": platform.node(), "time": time.time()}
         with contextlib.suppress(OSError):
@@ -365,19 +372,29 @@ class RunFolder:
         """{node: the run that found it bad} of the nodes that the queued job excludes since then."""
         return dict(read_stored(self.path / "excluded.json").get("nodes") or {})
 
-    def is_cancelled(self, job_id: str | None) -> bool:
+    def is_cancelled(self, job: str | None) -> bool:
         """Whether `hpc-gpt cancel` has marked a job."""
-        return bool(job_id) and self.cancelled_mark(str(job_id)).exists()
+        return bool(job) and self.cancelled_mark(str(job)).exists()
 
-    def asked_to_end(self, job_id: str | None) -> str:
+    def asked_to_end(self, job: str | None) -> str:
         """The class of `core.ends.failures` that `hpc-gpt cancel` or `stop` requests for a job; empty without one."""
-        if self.is_cancelled(job_id):
+        if self.is_cancelled(job):
             return "cancelled"
-        return "stopped" if job_id and self.stop_mark(job_id).exists() else ""
+        return "stopped" if job and self.stop_mark(job).exists() else ""
 
-    def stop_mark(self, job_id: str) -> Path:
+    def stop_mark(self, job: str) -> Path:
         """The file that `hpc-gpt stop` writes: the job ends as stopped when it starts, or starts again."""
-        return self.path / f"stop.{job_id}"
+        return self.path / f"stop.{job}"
+
+    def declare_gone(self, job: str) -> None:
+        """Notes that a user knows of the end of a job that cannot be asked: `submit --resume --force`. Raises
+        RunFolderError."""
+        note = {"user": user_name(os.getuid()), "time": time.time()}
+        replace_whole(self.path / f"gone.{job}", json.dumps(note) + "\n")
+
+    def is_declared_gone(self, job: str) -> bool:
+        """Whether `declare_gone` has noted a job."""
+        return (self.path / f"gone.{job}").exists()
 
 
 def _once(read: Callable[[_Owner], _Read]) -> Callable[[_Owner], _Read]:
@@ -517,8 +534,29 @@ def is_federated(job_id: str | None) -> bool:
     return number.isdecimal() and int(number) >= 1 << 26
 
 
+def job_of(note: Mapping[str, Any]) -> str:
+    """What identifies the job of a line of submissions.jsonl, or of an attempt.json: Slurm's id, or `local_job`; empty
+    without a job. Notes of earlier versions have the id alone."""
+    return str(note.get("job") or note.get("job_id") or "")
+
+
+def local_job(process: Mapping[str, Any]) -> str:
+    """What identifies a job that a process on this machine supervises: its pid and a sum of its `process_identity`, as
+    pids are reused."""
+    identity = " ".join(str(process.get(key)) for key in ("boot", "pid_namespace", "pid", "pid_start"))
+    return f"{process.get('pid')}-{zlib.crc32(identity.encode()):08x}"
+
+
 def job_ids(run: RunFolder) -> list[str]:
     """The ids of all jobs of a run, first to last, without repeats."""
-    ids = [line["job_id"] for line in run.submissions() if line.get("job_id")]
-    ids += [str(start["job_id"]) for attempt in run.attempts() if (start := attempt.started()).get("job_id")]
-    return list(dict.fromkeys(ids))
+    return list(dict.fromkeys(str(note["job_id"]) for note in _job_notes(run)))
+
+
+def jobs_of(run: RunFolder) -> list[str]:
+    """All jobs of a run by `job_of`, first to last, without repeats."""
+    return list(dict.fromkeys(map(job_of, _job_notes(run))))
+
+
+def _job_notes(run: RunFolder) -> list[dict[str, Any]]:
+    notes = (*run.submissions(), *(attempt.started() for attempt in run.attempts()))
+    return [note for note in notes if note.get("job_id")]

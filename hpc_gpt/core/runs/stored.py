@@ -27,10 +27,10 @@ _JOB_ID = re.compile(r"[\w.\[\]+-]{1,64}")
 _UNSOUND: Any = object()  # stands for a value that its key cannot have
 # The keys per file, by its name up to the first dot or hyphen. No number is negative.
 _KEYS: Mapping[str, Mapping[str, Any]] = {
-    "attempt": {"job_id": _JOB_ID, "slurm_cluster": NODE, "gpus": int, "started": float, "boot": str,
+    "attempt": {"job_id": _JOB_ID, "job": _JOB_ID, "slurm_cluster": NODE, "gpus": int, "started": float, "boot": str,
                 "uptime": float, "restart": int, "in_job": int},
-    "submissions": {"job_id": _JOB_ID, "slurm_cluster": NODE, "time": float, "folder": str, "attempts_before": int,
-                    "lost": str, "element": str, "clusters": str},
+    "submissions": {"job_id": _JOB_ID, "job": _JOB_ID, "slurm_cluster": NODE, "time": float, "folder": str,
+                    "attempts_before": int, "lost": str, "element": str, "clusters": str},
     "ended": {"ended": str, "cause": str, "step": int, "time": float, "node": NODE, "code": int,
               "elapsed_s": float},
     "exit": {"code": int, "seconds": float},
@@ -65,7 +65,7 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
     "cancelled": {"user": str, "time": float},
     "excluded": {"nodes": dict},
     "queue": {"words": str, "time": float},
-    "processes": {"boot": str, "processes": dict},
+    "processes": {"boot": str, "pid_namespace": str, "processes": dict},
 }  # fmt: skip
 
 

@@ -174,10 +174,19 @@ def sbatch_failed(answer: Answer) -> SlurmUnreachable | JobRefused:
     return JobRefused(f"sbatch refused the job: {answer.sentence}", "change the request, or the cluster profile")
 
 
-def squeue(cluster: str | None) -> Client:
-    """Asks for the user's jobs on a cluster, also recently ended ones; `queued_jobs` reads the answer. Raises as
-    Client."""
-    return Client([*_SQUEUE, f"--user={os.getuid()}", "--format=%i|%T|%r", "--sibling"], cluster=cluster)
+def squeue(cluster: str | None, job_ids: Sequence[str] = ()) -> Client:
+    """Asks for the user's jobs on a cluster, or for these of whatever user, also recently ended ones; `queued_jobs`
+    reads the answer. Raises as Client."""
+    which = f"--jobs={','.join(job_ids)}" if job_ids else f"--user={os.getuid()}"
+    return Client([*_SQUEUE, which, "--format=%i|%T|%r", "--sibling"], cluster=cluster)
+
+
+def ask_jobs(job_ids: Sequence[str], cluster: str | None) -> dict[str, tuple[str, str]]:
+    """Asks for jobs of whatever user; returns as `queued_jobs`. Raises SlurmUnreachable."""
+    with squeue(cluster, job_ids) as client:
+        if (answer := client.answer(TIMEOUT_S)) is None:
+            raise SlurmUnreachable(f"squeue gave no answer in {TIMEOUT_S:g} s", "is slurmctld up?")
+    return queued_jobs(answer)
 
 
 def queued_jobs(answer: Answer) -> dict[str, tuple[str, str]]:
@@ -185,7 +194,8 @@ def queued_jobs(answer: Answer) -> dict[str, tuple[str, str]]:
     SlurmUnreachable if squeue failed.
 
     The elements of an array are separate jobs: `4711_0` and so on; those that were cancelled while they waited are
-    4711. A missing job is unknown, not failed: squeue forgets a job minutes after its end.
+    4711. A missing job is unknown, not failed: squeue forgets a job minutes after its end, and then fails if it is
+    asked for that job alone.
     """
     return {job_id: (state, reason) for job_id, state, reason in squeue_rows(answer, 3) if state != REVOKED}
 
@@ -194,7 +204,7 @@ def squeue_rows(answer: Answer, columns: int) -> list[list[str]]:
     """The rows of squeue's answer to a --format with `|` between the columns, of which the first is the job's id; the
     last column has the rest of its line. Other lines, such as a site's banner, are skipped. Raises SlurmUnreachable if
     squeue failed."""
-    if answer.code != 0:
+    if answer.code != 0 and not _GONE.search(answer.stderr):
         raise SlurmUnreachable(f"squeue: {answer.sentence}", "is slurmctld up?")
     rows = ([cell.strip() for cell in line.split("|", columns - 1)] for line in answer.stdout.splitlines())
     return [row for row in rows if len(row) == columns and _SQUEUE_ID.fullmatch(row[0])]
@@ -212,10 +222,16 @@ def sacct(job_ids: Iterable[str], cluster: str | None) -> Iterator[Client]:
     answers. Yields nothing if there are no jobs, or no sacct. An array's id stands for its elements: the answer has
     all of them. Raises as Client.
     """
+    for wanted in in_parts(job_ids) if shutil.which("sacct") else ():
+        yield Client([*_SACCT, "-o", "JobID,State", "-j", ",".join(wanted)], cluster=cluster)
+
+
+def in_parts(job_ids: Iterable[str]) -> Iterator[list[str]]:
+    """Yields the ids, an array's in place of its elements, in parts that fit on a command line."""
     matches = (re.fullmatch(r"(\d+)(_\d+)?", job_id) for job_id in job_ids)
     wanted = list(dict.fromkeys(match[1] for match in matches if match))
-    for at in range(0, len(wanted) if shutil.which("sacct") else 0, _MOST_ASKED):
-        yield Client([*_SACCT, "-o", "JobID,State", "-j", ",".join(wanted[at : at + _MOST_ASKED])], cluster=cluster)
+    for at in range(0, len(wanted), _MOST_ASKED):
+        yield wanted[at : at + _MOST_ASKED]
 
 
 def accounted_states(answer: Answer) -> dict[str, str]:

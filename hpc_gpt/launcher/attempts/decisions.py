@@ -189,7 +189,7 @@ def look_again(run: RunFolder, attempt: Attempt, job: ShownJob, now: float, wait
     requeue = in_job and is_asked(attempt, "requeue")
     gpus = int(attempt.started().get("gpus") or gpus_of(resolved))
     spent = budget_left(past, resolved.job.max_gpu_hours, gpus, resolved.job.signal_lead_s)[1]
-    if wish := run.asked_to_end(attempt.job_id):
+    if wish := run.asked_to_end(attempt.job):
         not_in_job = f"hpc-gpt {'stop' if wish == 'stopped' else 'cancel'} in the pause"
         changed = {"go_on": False, "ended": wish, "why": not_in_job}
     elif spent:
@@ -281,4 +281,4 @@ def script_holder(job_id: str) -> lock.Holder:
 def forget_stop(run: RunFolder, attempt: Attempt) -> None:
     """Removes the mark of `hpc-gpt stop` after the job has ended, as it must not stop a later requeue by hand."""
     with suppress(OSError):
-        run.stop_mark(attempt.job_id).unlink(missing_ok=True)
+        run.stop_mark(attempt.job).unlink(missing_ok=True)

@@ -1,10 +1,11 @@
 """`python -m hpc_gpt.launcher.attempts.may_start RUN ATTEMPT LEFT JOBS`: job.sh asks whether an attempt may start.
 
 Stdin has what Slurm says about JOBS, one per line: `squeue JOB STATE` or `sacct JOB STATE`, the oldest start of a job
-first. LEFT counts how often the script still asks. Classifies and judges the attempts that have ended, and prints:
+first; `answered` if squeue has answered, `private` if Slurm shows each user only the own jobs. LEFT counts how often
+the script still asks. Classifies and judges the attempts that have ended, and prints:
 
     hpc-gpt-next ask JOBS          ask Slurm about these jobs of earlier attempts, then ask again with its answer
-    hpc-gpt-next wait              another job of the run is about to end: ask again
+    hpc-gpt-next wait              another job of the run is about to end, or it is not known whether it has: ask again
     hpc-gpt-next go STOP_AT PORT   it starts; STOP_AT is the epoch second at which the budget is spent, `-` for none;
                                    nobody listens on PORT of this host
     hpc-gpt-next stop CODE JOBS    it does not; the script ends with that exit code and cancels the chain's waiting JOBS
@@ -17,19 +18,21 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hpc_gpt.core.ends.end_policy import End, end_by_accounting
 from hpc_gpt.core.ends.failures import GOOD
 from hpc_gpt.core.ends.history import read_history
 from hpc_gpt.core.ends.judge import EndedAttempt, Verdict, budget_left
+from hpc_gpt.core.ends.life import SlurmStates, life_of_holder
 from hpc_gpt.core.ends.program_end import at_limit
 from hpc_gpt.core.ends.run_state import submitted_after
 from hpc_gpt.core.ends.state import slurm_has_ranks, slurm_is_leaving, slurm_state
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.format import class_and_cause
 from hpc_gpt.core.network import check_open_files, free_port
+from hpc_gpt.core.process import Life
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.heartbeats import gpus_of
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
@@ -55,31 +58,27 @@ from hpc_gpt.launcher.attempts.decisions import (
 _ASKS, _JUST_MADE = 40, 7
 
 
-@dataclass(frozen=True)
-class SlurmStates:
-    """Slurm's states of jobs. `queue`: {job id: state} by squeue. `starts`: {job id: states of its starts, oldest
-    first} by sacct."""
-
-    queue: dict[str, str] = field(default_factory=dict)
-    starts: dict[str, list[str]] = field(default_factory=dict)
-
-
 def read_slurm(lines: Iterable[str]) -> SlurmStates:
-    """Reads the states from the lines of stdin; other lines are skipped.
+    """Reads the states from the lines of stdin; other lines are skipped. A script of an earlier version does not print
+    `answered`, but squeue's answer has its own job.
 
     >>> read_slurm(["squeue 7 RUNNING", "sacct 5 NODE_FAIL", "sacct 5 CANCELLED by 0"]).starts
     {'5': ['NODE_FAIL', 'CANCELLED']}
+    >>> read_slurm([]).queue, read_slurm(["answered"]).queue
+    (None, {})
     """
-    states = SlurmStates()
+    queue, starts, marks = dict[str, str](), dict[str, list[str]](), set[str]()
     for line in lines:
         match line.split():
             case [_, _, state, *_] if state == REVOKED:
                 continue
             case ["squeue", job_id, state, *_]:
-                states.queue[job_id] = state
+                queue[job_id] = state
             case ["sacct", job_id, state, *_]:
-                states.starts.setdefault(job_id, []).append(state.rstrip("+"))
-    return states
+                starts.setdefault(job_id, []).append(state.rstrip("+"))
+            case ["answered" | "private" as mark]:
+                marks.add(mark)
+    return SlurmStates(queue if queue or "answered" in marks else None, starts, "private" in marks)
 
 
 def decide_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: float, left: int = _ASKS) -> str:
@@ -94,21 +93,31 @@ def decide_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: floa
     def refuse(ended: str, why: str, code: int) -> str:
         return _refuse(run, attempt, resolved, Verdict(False, ended, ended, why), now, code)
 
+    def take_lock() -> str:
+        why, life = _take_lock(run, own_job, slurm)
+        if why and life is Life.UNKNOWN and left > 1:
+            return f"{NEXT_MARK} wait"
+        return refuse("refused", why, 1) if why else ""
+
     # In an allocation another script of the same job may run: an attempt without a verdict may be that one's.
-    if ALLOCATION in os.environ and (why := _take_lock(run, own_job, slurm)):
-        return refuse("refused", why, 1)
+    if ALLOCATION in os.environ and (line := take_lock()):
+        return line
     for other in not_judged(run, attempt):
         job_id = other.job_id
-        state = slurm.queue.get(job_id, "")
+        state = (slurm.queue or {}).get(job_id, "")
+        life = _life_of(run, other, slurm)
         if job_id == own_job:
             _conclude_lost(run, other, resolved, slurm, now, attempt)
         elif (
             slurm_is_leaving(state)
             or (slurm_has_ranks(state) and other.ended())  # its script is about to end
             or (not job_id and left > _ASKS - _JUST_MADE)
+            or life is Life.UNKNOWN
         ):
             if left > 1:
                 return f"{NEXT_MARK} wait"
+            if life is Life.UNKNOWN:
+                return refuse("refused", _unknown(f"job {job_id}, attempt {other.number},", slurm), 1)
             return refuse("refused", "another job of the run is active and does not end", 1)
         elif slurm_has_ranks(state):
             return refuse("refused", f"job {job_id} already runs this run, as attempt {other.number}", 1)
@@ -132,29 +141,46 @@ def decide_start(run: RunFolder, attempt: Attempt, slurm: SlurmStates, now: floa
             check_open_files(resolved.gpus)
         except ConfigError as fault:
             return refuse("user_error", f"{fault}: {fault.hint}", 1)
-    if why := _take_lock(run, own_job, slurm):
-        return refuse("refused", why, 1)
+    if line := take_lock():
+        return line
     return f"{NEXT_MARK} go -" if left_s is None else f"{NEXT_MARK} go {now + left_s:.0f}"
 
 
-def _take_lock(run: RunFolder, own_job: str, slurm: SlurmStates) -> str:
-    """Takes the run's lock for a job. Returns why it cannot, else an empty text; a full disk is not a reason."""
+def _life_of(run: RunFolder, other: Attempt, slurm: SlurmStates) -> Life:
+    """Whether the job of an attempt without a verdict lives. One that wrote its end and left the lock is gone, whatever
+    Slurm answers; without a job it is one that never began."""
+    job_id = other.job_id
+    life = slurm.life(job_id, other.folder) if job_id else Life.GONE
+    holder = lock.holder(run)
+    has_left = bool(other.ended()) and (holder is None or holder.slurm_job != job_id)
+    return Life.GONE if life is Life.UNKNOWN and (has_left or run.is_declared_gone(job_id)) else life
 
-    def is_gone(other: lock.Holder) -> bool | None:
-        if other.slurm_job is None:
-            return other.is_gone()
-        return other.slurm_job == own_job or not slurm_has_ranks(slurm.queue.get(other.slurm_job, ""))
+
+def _unknown(job: str, slurm: SlurmStates) -> str:
+    why = "squeue gave no answer" if slurm.queue is None else "squeue shows each user only the own jobs"
+    return f"it is not known whether {job} has ended: {why}"
+
+
+def _take_lock(run: RunFolder, own_job: str, slurm: SlurmStates) -> tuple[str, Life]:
+    """Takes the run's lock for a job. Returns (why it cannot, else an empty text; whether the holder lives); a full
+    disk is not a reason."""
+
+    def life(other: lock.Holder) -> Life:
+        return Life.GONE if other.slurm_job == own_job else life_of_holder(run, other, slurm)
 
     try:
         taker = script_holder(own_job)
         if own_job and lock.holder(run) != taker:  # at a restart in the job the taker has it already
-            lock.take(run, taker, is_gone)
+            lock.take(run, taker, life)
     except lock.RunLocked as fault:
         job_id = (holder := lock.holder(run)) and holder.slurm_job
-        return f"job {job_id} already runs this run" if job_id else f"{fault}: {fault.hint}"
+        if not job_id:
+            return f"{fault}: {fault.hint}", fault.life
+        is_known = fault.life is Life.LIVES
+        return f"job {job_id} already runs this run" if is_known else _unknown(f"job {job_id}", slurm), fault.life
     except UserError as fault:
         print(f"not locked: {fault}", file=sys.stderr)
-    return ""
+    return "", Life.GONE
 
 
 def not_judged(run: RunFolder, attempt: Attempt) -> list[Attempt]:
@@ -253,10 +279,11 @@ def main(arguments: Sequence[str]) -> int:
         ids = dict.fromkeys(id for other in not_judged(run, attempt) if re.fullmatch(r"[0-9_]+", id := other.job_id))
         if (holder := lock.holder(run)) and holder.slurm_job not in (None, attempt.job_id):
             ids[str(holder.slurm_job)] = None
-        if ids and not jobs:
+        asked = jobs.split(",") if jobs else []
+        if not ids.keys() <= {*asked} and int(left) > 1:  # another job may have taken the lock since the question
             answer = f"{NEXT_MARK} ask {','.join(ids)}"
         else:
-            answer = decide_start(run, attempt, read_slurm(sys.stdin), time.time(), int(left))
+            answer = decide_start(run, attempt, replace(read_slurm(sys.stdin), asked=asked), time.time(), int(left))
             if answer.startswith(f"{NEXT_MARK} go "):
                 # The port follows from the job's id, in an allocation also from the script's process, so two starts on
                 # a host have different ports. Each attempt of the job has another port, in case the one before was

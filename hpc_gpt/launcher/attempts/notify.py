@@ -60,7 +60,7 @@ def ended_as(run: RunFolder, attempt: Attempt) -> str:
     written = attempt.verdict().get("ended") or attempt.ended().get("ended")
     if written or not is_lost_here(run, attempt):
         return str(written or "")
-    cancelled = run.is_cancelled(attempt.job_id)
+    cancelled = run.is_cancelled(attempt.job)
     return class_of(replace(read_end(attempt).facts, cancelled=cancelled, alive=False)) or ""
 
 

@@ -105,7 +105,7 @@ class RunController(Controller):
                 stderr=log,
                 process_group=0,
                 preexec_fn=die_with_parent,
-                pass_fds=processes.gpu_locks(),
+                pass_fds=(*processes.gpu_locks(), *lock.open_files()),
             )
             self.tasks.append(task)
             self._tree.add(task.pid)
@@ -280,7 +280,7 @@ def judge_and_note(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool
     end = attempt.ended()
     fails = end and not end.get("requeue") and meaning(end.get("ended")).chain != "stops"
     if (end.get("requeue") or (fails and _retries(run, attempt, resolved))) and not attempt.verdict():
-        wish, last = run.asked_to_end(attempt.job_id), End(str(end["ended"]), end.get("cause"))
+        wish, last = run.asked_to_end(attempt.job), End(str(end["ended"]), end.get("cause"))
         conclude(run, attempt, resolved, last, time.time(), attempt.number, _job(run, attempt, resolved), wish)
     pack_heartbeats(run)
     return attempt.verdict().get("go_on") is True
@@ -300,7 +300,7 @@ def wait_for_retry(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool
     then looks at the run again, as job.sh does; returns whether another attempt follows."""
     until = time.monotonic() + float(attempt.verdict().get("pause_s") or 0.0)
     said = ""
-    while not (run.asked_to_end(attempt.job_id) or is_asked(attempt, "requeue")):
+    while not (run.asked_to_end(attempt.job) or is_asked(attempt, "requeue")):
         left = processes.recorded([attempt])
         if time.monotonic() >= until and not left:
             break
@@ -309,7 +309,7 @@ def wait_for_retry(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool
             print(said, flush=True)
         time.sleep(_POLL_S)
     look_again(run, attempt, _job(run, attempt, resolved), time.time(), 0)
-    return attempt.verdict().get("go_on") is True and not run.asked_to_end(attempt.job_id)
+    return attempt.verdict().get("go_on") is True and not run.asked_to_end(attempt.job)
 
 
 def _job(run: RunFolder, attempt: Attempt, resolved: Resolved) -> ShownJob:

@@ -30,7 +30,7 @@ from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.find_runs import find_run
 from hpc_gpt.core.runs.full_disk import is_disk_full, once_there_is_space
 from hpc_gpt.core.runs.heartbeats import gpus_of
-from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, local_job
 from hpc_gpt.core.runs.snapshot import code_environment, ready_code
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.environment import GIVEN, as_given, given_environment, job_python, submission_environment
@@ -207,11 +207,13 @@ def note_start(run: RunFolder, attempt: Attempt, pid: int, command: list[str], c
 
 def note_attempt(run: RunFolder, attempt: Attempt, pid: int) -> None:
     """Writes attempt.json."""
-    before = [other for other in run.before(attempt) if other.job_id == str(pid)]
+    job = local_job(process_identity(pid))
+    before = [other for other in run.before(attempt) if other.job == job]
     restart, in_job = len(before), 0
     if before and before[-1].verdict().get("in_job") is True:
         restart, in_job = before[-1].job_start[1], before[-1].restarts_in_job + 1
-    start: dict[str, Any] = {"attempt": attempt.number, "job_id": str(pid), "restart": restart, "in_job": in_job}
+    start: dict[str, Any] = {"attempt": attempt.number, "job_id": str(pid), "job": job}
+    start["restart"], start["in_job"] = restart, in_job
     start["node_list"] = platform.node()
     start["started"] = time.time()
     start["boot"], start["uptime"] = host_clock()
@@ -225,10 +227,11 @@ def run_turns(run: RunFolder, attempt: Attempt | None) -> int:
     """Runs attempts until none follows, and returns the exit code of the last one. A given `attempt` has its turn
     already. Raises UserError if the next attempt cannot start."""
     resolved, held, pid, last = run.resolved(), gpus.take_over(), os.getpid(), attempt
+    job = local_job(process_identity(pid))
     while True:
         if attempt is None:
             patiently(run, lambda: lock.take(run, lock.process_holder(pid)))
-            if (last is not None and not wait_for_retry(run, last, resolved)) or run.asked_to_end(str(pid)):
+            if (last is not None and not wait_for_retry(run, last, resolved)) or run.asked_to_end(job):
                 return 0
             if last is None or last.verdict().get("in_job") is not True:
                 held.free()
@@ -236,6 +239,7 @@ def run_turns(run: RunFolder, attempt: Attempt | None) -> int:
             os.environ.update(budget_environment(run, resolved, time.time()))
             attempt = _begin_patiently(run, pid)
         _show(held)
+        lock.hold_own(run)
         try:
             code = run_attempt(run, attempt)
             if not judge_and_note(run, attempt, resolved):

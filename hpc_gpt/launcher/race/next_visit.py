@@ -125,7 +125,7 @@ class Race:
 
     def asked(self) -> End | None:
         """The end that a user or the budget demands between two visits; None if nobody does."""
-        if wish := self.run.asked_to_end(self.attempt.job_id):
+        if wish := self.run.asked_to_end(self.attempt.job):
             return End(wish, f"hpc-gpt {'stop' if wish == 'stopped' else 'cancel'}")
         verbs = {request.verb for request in open_requests(self.attempt)}
         if "stop" in verbs:
@@ -322,7 +322,7 @@ def end_of_visit(race: Race, attempt: Attempt, code: int, shown: str) -> End:
     message = first_failure(attempt)
     put_back = is_put_back(race.attempt, shown)
     classified = end_by_script(race.run, attempt, exit_code(message, code), message, shown, put_back)
-    end = classify(attempt, *classified, cancelled=race.run.is_cancelled(race.attempt.job_id))
+    end = classify(attempt, *classified, cancelled=race.run.is_cancelled(race.attempt.job))
     attempt.write_ended(end.ended, end.cause, int(attempt.last_metrics().get("step") or 0), node=end.node)
     return end
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.ends.failures import LIVE, meaning
-from hpc_gpt.core.ends.state import slurm_state
-from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
+from hpc_gpt.core.ends.life import ask_life
+from hpc_gpt.core.errors import RunFolderError, UserError
 from hpc_gpt.core.files import logs_folder, read_text, user_name
 from hpc_gpt.core.format import show_duration, some
 from hpc_gpt.core.runs.branches import is_read, waits_for_parent
@@ -37,12 +37,11 @@ from hpc_gpt.core.runs.checkpoints import (
 from hpc_gpt.core.runs.disk_space import bytes_in
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.runs.lineage import MOST_READ_BYTES, checkpoint_sources
-from hpc_gpt.core.runs.lock import Holder, RunLocked, lock_path, locked
+from hpc_gpt.core.runs.lock import RunLocked, lock_path, locked
 from hpc_gpt.core.runs.race import is_race, measured, read_visits
 from hpc_gpt.core.runs.retention import Removal, Retention, rename_to_delete
 from hpc_gpt.core.runs.run_folder import RESUMED_FROM, RunFolder
 from hpc_gpt.core.runs.work_archive import has_own_files
-from hpc_gpt.core.slurm.clients import TIMEOUT_S, queued_jobs, squeue
 from hpc_gpt.launcher.watch.status import NO_ANSWER, RunStatus, ask_status
 
 # Seconds between two reports of a long removal.
@@ -283,28 +282,10 @@ def _locked(run: RunFolder) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         while True:
             try:
-                stack.enter_context(locked(run, _gone(run)))
+                stack.enter_context(locked(run, lambda other: ask_life(run, other)[0]))
                 break
             except RunLocked:
                 if time.monotonic() > until:
                     raise
                 time.sleep(0.1)
         yield
-
-
-def _gone(run: RunFolder) -> Callable[[Holder], bool | None]:
-    """Returns the function that tells whether a holder of the lock is gone, None if unknown. Slurm's queue tells it for
-    a Slurm job."""
-
-    def is_gone(other: Holder) -> bool | None:
-        if other.slurm_job is None:
-            return other.is_gone()
-        try:
-            with squeue(run.slurm_cluster()) as client:
-                answer = client.answer(TIMEOUT_S)
-                jobs = queued_jobs(answer) if answer is not None else None
-        except SlurmUnreachable:
-            return None
-        return None if jobs is None else slurm_state(jobs.get(other.slurm_job, ("", ""))[0]) not in LIVE
-
-    return is_gone

@@ -21,13 +21,13 @@ from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import JobFailed, JobRefused, OsErrorAs, RunFolderError, UserError
 from hpc_gpt.core.files import hint_on, read_json, user_name
 from hpc_gpt.core.gone import refuse_gone
-from hpc_gpt.core.process import send, send_to
+from hpc_gpt.core.process import Life, send, send_to
 from hpc_gpt.core.runs.checkpoints import newest_step
 from hpc_gpt.core.runs.find_runs import name_here, removed_runs
-from hpc_gpt.core.runs.lock import holder
+from hpc_gpt.core.runs.lock import holder, lock_path
 from hpc_gpt.core.runs.processes import end_run_on
 from hpc_gpt.core.runs.requests import RunRequest, answer_of, write_request
-from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_ids
+from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder, jobs_of
 from hpc_gpt.core.settings.sized import does
 from hpc_gpt.core.slurm.clients import KILL_WAIT_S, cancel_job, scancel_command
 from hpc_gpt.core.slurm.requeue import cannot_continue
@@ -169,8 +169,8 @@ def _mark(run: RunFolder) -> None:
         return hint_on(fault) if isinstance(fault, PermissionError) else f"hpc-gpt cancel {run.run_id}"
 
     with OsErrorAs(RunFolderError, f"cannot write in {run.path}", hint):
-        for job_id in job_ids(run):
-            run.stop_mark(job_id).touch()
+        for job in jobs_of(run):
+            run.stop_mark(job).touch()
 
 
 def await_answer(control: ControlRequest, say: Callable[[str], object] = lambda _: None) -> tuple[bool, str]:
@@ -258,7 +258,7 @@ def _end_without_supervisor(run: RunFolder) -> str | None:
     """Ends the remaining processes of a run that has written its end, if its supervisor was killed before it could end
     them all; returns the job id, None if nothing is left."""
     line, owner = newest_submission(run), holder(run)
-    is_gone = owner is not None and owner.slurm_job is None and owner.is_gone()
+    is_gone = owner is not None and owner.life(lock_path(run)) is Life.GONE
     return str(line.get("job_id")) if is_gone and end_run_on(run, KILL_WAIT_S) else None
 
 
@@ -284,7 +284,7 @@ def _live_submission(run: RunFolder, status: RunStatus) -> dict[str, Any] | None
 
 def _end(run: RunFolder, line: dict[str, Any], save: bool) -> str:
     """Marks and signals the run's jobs. A local controller passes either signal on and gives its ranks time to save."""
-    job_id = mark_of(line) or str(line["job_id"])
+    job_id = str(line["job_id"]) if line.get("job_id") else IN_QUEUE
     if (attempts := run.attempts()) and attempts[-1].in_allocation and attempts[-1].job_id == job_id:
         message = f"run {run.run_id} runs in an allocation of your own, job {job_id}, which a cancel would end"
         raise JobRefused(message, _STOP_THERE.format(run=run.run_id))
@@ -302,7 +302,7 @@ def _end(run: RunFolder, line: dict[str, Any], save: bool) -> str:
     # The later jobs of the chain come first, so that none starts when this one ends.
     chain = [] if is_local else newest_chain(run)
     later = [str(submission["job_id"]) for submission in chain if str(submission["job_id"]) != job_id]
-    for job in (*later, job_id):
+    for job in (*later, mark_of(line) or job_id):
         by_hand, owner = f"{scancel_command(job, run.slurm_cluster())} ends a Slurm job", run.path.stat().st_uid
         if owner != os.geteuid():
             by_hand = f"it belongs to {user_name(owner)}, who can cancel it"

@@ -21,11 +21,12 @@ from hpc_gpt.core.ends.run_state import (
     cancel_cause,
     failure_note,
     is_of_slurm,
+    mark_of,
     moved_note,
     newest_chain,
     newest_submission,
     open_jobs,
-    other_host,
+    other_place,
     read_run_state,
     retry_note,
     run_on_note,
@@ -54,6 +55,7 @@ from hpc_gpt.core.slurm.clients import (
     add_found,
     add_rest,
     ask_for_lost,
+    in_parts,
     patience_s,
     queued_jobs,
     sacct,
@@ -258,6 +260,11 @@ def _slurm_states(
         with squeue(cluster) as client:
             states = queued_jobs(wait(client))
         add_rest(states, open_ids)
+        # Another user may have submitted the others.
+        for part in in_parts(job_id for job_id in open_ids if job_id not in states):
+            with squeue(cluster, part) as client:
+                states |= queued_jobs(wait(client))
+        add_rest(states, open_ids)
         told = functools.cache(functools.partial(with_maintenance, now=time.time(), cluster=cluster))
         states |= {job: (states[job][0], told(states[job][1])) for job in open_ids if job in states}
     except SlurmUnreachable as fault:
@@ -295,13 +302,19 @@ def read_own_status(run: RunFolder) -> RunStatus:
 
     Raises RunFolderError if another machine may be running it.
     """
-    status = read_status([run])[0]
+    return ask_own_status(run)[0]
+
+
+def ask_own_status(run: RunFolder) -> tuple[RunStatus, str]:
+    """Returns (the status as by `read_own_status`, why Slurm's part is missing; empty if it is not)."""
+    (status,), silence = ask_status([run])
     live = status.state in (*LIVE, "unknown")
     line = newest_submission(run)
     is_free = status.state == "unknown" and not lock_path(run).exists()  # a run that trains has a lock
-    if live and not is_free and (host := other_host(line)):
-        raise RunFolderError(f"run {run.run_id} runs on {host}", f"use the same command on {host}")
-    return replace(status, state="unknown") if live and status.cause == NO_ANSWER else status
+    if live and not is_free and (place := other_place(line)) and not run.is_declared_gone(mark_of(line) or ""):
+        hint = f"use the same command {place.replace('another', 'that')}"
+        raise RunFolderError(f"run {run.run_id} runs {place}", hint)
+    return replace(status, state="unknown") if live and status.cause == NO_ANSWER else status, silence
 
 
 def _damaged(run: RunFolder, cause: str) -> RunStatus:
@@ -424,10 +437,10 @@ def _cause(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> str |
     doubt = state.by == "mark" and run_state.facts.began and not (end and end.is_over)
     if jobs is None and is_of_slurm(run_state.line) and (doubt or state.ended in (*LIVE, "unknown")):
         return NO_ANSWER
-    if host := other_host(run_state.line) if state.ended in (*LIVE, "unknown") else None:
-        return f"runs on {host}, which is not visible from here"
+    if place := other_place(run_state.line) if state.ended in (*LIVE, "unknown") else None:
+        return f"runs {place}, which is not visible from here"
     if state.ended in STARTED:
-        if run.is_cancelled(job_id):
+        if run.is_cancelled(mark_of(run_state.line) or job_id):
             return "cancelled; its ranks may save before they leave"
         if note := run_on_note(run, run_state):
             return note

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.process import boot_id
+from hpc_gpt.core.process import Life, boot_id
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.lock import Holder, RunLocked, process_holder
 from hpc_gpt.core.runs.processes import end_run_on, task_variables
@@ -52,13 +52,13 @@ def test_a_pid_that_is_used_again_holds_nothing(run: RunFolder, other) -> None:
     lock.take(run, process_holder(os.getpid()))
 
 
-@pytest.mark.parametrize(("boot", "is_gone"), [("of another boot", True), (boot_id(), False)])
-def test_a_start_time_counts_from_its_boot(run: RunFolder, other, boot, is_gone: bool) -> None:
+@pytest.mark.parametrize(("boot", "life"), [("of another boot", Life.GONE), (boot_id(), Life.LIVES)])
+def test_a_start_time_counts_from_its_boot(run: RunFolder, other, boot, life: Life) -> None:
     before = replace(process_holder(other.pid), boot=boot)
     lock.take(run, before)
     assert lock.holder(run) == before
-    assert before.is_gone() is is_gone
-    with contextlib.nullcontext() if is_gone else pytest.raises(RunLocked):
+    assert before.life() is life
+    with contextlib.nullcontext() if life is Life.GONE else pytest.raises(RunLocked):
         lock.take(run, process_holder(os.getpid()))
 
 
@@ -87,9 +87,18 @@ def test_one_that_cannot_be_asked_is_refused_with_the_remedy(run: RunFolder, tex
     with pytest.raises(RunLocked) as held:
         lock.take(run, process_holder(os.getpid()))
     assert ("process 7 on gone-1, which cannot be asked from here" in str(held.value)) is (len(text) > 1)
-    assert f"rm {path}" in held.value.hint
-    subprocess.run(held.value.hint.partition(": ")[2], shell=True, check=True)
+    if (holder := lock.holder(run)) is None:
+        assert f"rm {path}" in held.value.hint
+        subprocess.run(held.value.hint.partition(": ")[2], shell=True, check=True)
+    else:
+        assert f"hpc-gpt submit --resume {run.run_id} --force" in held.value.hint
+        run.declare_gone(holder.job)
     lock.take(run, process_holder(os.getpid()))
+
+
+def gone(*jobs: str):
+    """The life of holders of which these jobs are gone and all others live."""
+    return lambda other: Life.GONE if other.slurm_job in jobs else Life.LIVES
 
 
 _at: dict[int, str] = {}  # {number of an access to the disk: the start that comes before it}
@@ -118,7 +127,7 @@ def _taken(folder: Path, between: dict[int, str]) -> tuple[list[str], int]:
 
     def start(number: str) -> None:
         try:  # the job 0 is gone; those of the starts live
-            lock.take(run, Holder("here", slurm_job=number), lambda other: other.slurm_job == "0")
+            lock.take(run, Holder("here", slurm_job=number), gone("0"))
         except RunLocked:
             return
         won.append(number)
@@ -156,8 +165,8 @@ def test_one_killed_while_it_takes_over_leaves_it_to_the_next(tmp_path: Path) ->
             _come.append(lambda _: os._exit(0))
             _at.update({access: "ends"})
             globals()["_accesses"] = itertools.count()
-            lock.take(run, Holder("here", slurm_job="00"), lambda other: other.slurm_job == "0")
+            lock.take(run, Holder("here", slurm_job="00"), gone("0"))
             os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
-        lock.take(run, Holder("here", slurm_job="1"), lambda other: other.slurm_job in ("0", "00"))
+        lock.take(run, Holder("here", slurm_job="1"), gone("0", "00"))
         assert lock.holder(run) == Holder("here", slurm_job="1")

@@ -157,9 +157,9 @@ shown_as() { # shown_as KEY: prints the value of the key in $shown
   local pattern="(^| )$1=([^ ]*)"
   if [[ $shown =~ $pattern ]]; then printf %s "${BASH_REMATCH[2]}"; fi
 }
-job_states() { # job_states JOBS: prints Slurm's states of the jobs
-  [ -n "$1" ] || return 0
-  retry 20 3 within 20 squeue --sibling --noheader --array --states=all "--user=$UID" -o 'squeue %i %T' 2>/dev/null
+job_states() { # job_states JOBS: prints Slurm's states of the jobs, whoever submitted them
+  retry 3 3 within 20 squeue --sibling --noheader --array --states=all "--jobs=$1,$HPC_GPT_JOB" -o 'squeue %i %T' 2>/dev/null && echo answered
+  within 20 scontrol show config 2>/dev/null | sed -n 's/^PrivateData .*jobs.*/private/p'
   within 20 sacct --federation -D -X -n -P -o JobID,State -j "$1" 2>/dev/null | sed 's/^/sacct /; s/|/ /'
 }
 ask_chain() { # ask_chain may_start|what_next ARGUMENTS: sets $answer to Python's line, or to nothing; its stdin is $words
@@ -174,7 +174,7 @@ ask_chain() { # ask_chain may_start|what_next ARGUMENTS: sets $answer to Python'
 ask_to_start() { # Python's line: ask JOBS, for Slurm's states of them | wait | go STOP_AT PORT | stop CODE JOBS
   local left words jobs=
   for ((left = 40; left > 0; left--)); do
-    words=$(trap '' TERM INT USR2; job_states "$jobs")
+    words=$(trap '' TERM INT USR2; [ -z "$jobs" ] || job_states "$jobs")
     ask_chain may_start "$left" "$jobs"
     case "$answer" in # without a here-string: on a full disk bash has no file for it
     'ask '*) jobs="${answer#ask }" ;;

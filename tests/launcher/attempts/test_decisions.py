@@ -536,7 +536,7 @@ def test_anothers_verdict_neither_breaks_the_script_nor_gets_out(odd: dict[str, 
 
 def test_words_that_are_none_are_left_out() -> None:
     assert read_slurm(["", "squeue", "noise", "squeue 7", "sacct 7 CANCELLED by 0"]) == SlurmStates(
-        {}, {"7": ["CANCELLED"]}
+        None, {"7": ["CANCELLED"]}
     )
 
 
@@ -579,3 +579,52 @@ def test_a_job_takes_its_runs_lock_unless_another_has_it(monkeypatch, capsys) ->
     assert before(run, start(run), "squeue 7 RUNNING")[0] == "go"
     lock.release(run, lock.job_holder("7"))
     assert lock.holder(run) is None
+
+
+def test_a_start_that_does_not_know_whether_another_job_trains_waits_and_then_does_not() -> None:
+    run = slurm_run()
+    first, own = start(run, job_id="7"), start(run, job_id="8")
+
+    def answer(left: int, *words: str) -> str:
+        return decide_start(run, own, read_slurm(words), NOW, left).split()[1]
+
+    assert [answer(left) for left in (40, 2)] == ["wait"] * 2
+    assert [answer(40, "sacct 7 RUNNING"), answer(40, "sacct 7 COMPLETING")] == ["wait"] * 2
+    assert answer(1, "sacct 7 RUNNING") == "stop"
+    assert (own.ended()["ended"], first.verdict()) == ("refused", {})
+    assert own.ended()["cause"] == ("it is not known whether job 7, attempt 1, has ended: squeue gave no answer")
+    assert not lock.holder(run)
+
+
+@pytest.mark.parametrize(
+    ("words", "ends", "declares"),
+    [(["answered"], False, False), (["squeue 8 RUNNING"], False, False), (["sacct 7 NODE_FAIL"], False, False),
+     ([], True, False), ([], False, True)],
+)  # fmt: skip
+def test_only_what_is_known_to_be_gone_lets_another_start(words: list[str], ends: bool, declares: bool) -> None:
+    run = slurm_run()
+    first, own = start(run, job_id="7"), start(run, job_id="8")
+    lock.take(run, lock.job_holder("7"))
+    if ends:  # it wrote its end and left the lock
+        first.write_ended("error", "its cause", 5)
+        lock.release(run, lock.job_holder("7"))
+    if declares:
+        run.declare_gone("7")
+    assert before(run, own, *words)[0] == "go"
+    assert lock.holder(run) == lock.job_holder("8")
+
+
+def test_a_job_that_took_the_lock_after_the_question_is_asked_for_again(monkeypatch, capsys) -> None:
+    run = slurm_run()
+    own = start(run, job_id="8")
+    lock.take(run, lock.job_holder("9"))
+
+    def answer(left: int, jobs: str, words: str) -> str:
+        monkeypatch.setattr("sys.stdin", StringIO(words))
+        assert ask_to_start([str(run.path), str(own.number), str(left), jobs]) == 0
+        return capsys.readouterr().out.removeprefix("hpc-gpt-next ").strip()
+
+    assert answer(40, "", "") == answer(40, "7", "answered\nsqueue 8 RUNNING\n") == "ask 9"
+    assert answer(39, "9", "") == "wait"
+    assert answer(38, "9", "squeue 9 RUNNING\n").startswith("stop 1")
+    assert own.ended()["cause"] == "job 9 already runs this run"

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from hpc_gpt.core.files import read_json_lines
+from hpc_gpt.core.process import Life
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.launcher import resumption
@@ -92,7 +93,7 @@ def test_of_two_resumptions_at_once_one_trains_a_script_waits(ranks_that):
     assert f"hint: hpc-gpt stop {run.run_id} first, or wait for its end" in by_hand.stderr
     in_process("cancel", run.run_id, code=0)
     ended(run)
-    wait_for("a free lock", lambda: (holder := lock.holder(run)) is None or holder.is_gone())
+    wait_for("a free lock", lambda: (holder := lock.holder(run)) is None or holder.life() is Life.GONE)
     assert len(run.attempts()) == 2
 
 
@@ -107,7 +108,7 @@ def test_a_resumption_waits_for_the_process_of_an_ended_run(ranks_that):
     last = lock.process_holder(int(leaving.stdout))
     lock.take(run, last)
     check_not_live(run)
-    assert last.is_gone()
+    assert last.life() is Life.GONE
 
 
 def test_a_process_that_leaves_while_it_is_looked_at_has_left(ranks_that, monkeypatch):
