@@ -10,6 +10,7 @@ import click
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.run_argument import chosen_run
 from hpc_gpt.cli.verb import verb
+from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import check_package
 
 
@@ -25,6 +26,7 @@ def export(run: str, form: str, out: Path | None, dtype: str, step: int | None) 
     leaves .NAME.PID, which you may remove. Needs pip install 'hpc-gpt[train]'.
     """
     exported = chosen_run(run)
+    engine_named(exported.resolved().engine.name).check_export()  # before torch is asked for
     for package in ("torch", "safetensors"):
         check_package(package, "the export")
     folder = out or Path(f"{exported.run_id}-{form}")

@@ -12,15 +12,18 @@ from hpc_gpt.cli import completers
 from hpc_gpt.cli.verb import verb
 from hpc_gpt.core.errors import ConfigError, NoSuchRun, SlurmUnreachable
 from hpc_gpt.core.files import logs_folder
-from hpc_gpt.core.format import counted, plain
+from hpc_gpt.core.format import counted, plain, some
 from hpc_gpt.core.output import progress_as_json
-from hpc_gpt.core.runs.find_runs import find_runs
+from hpc_gpt.core.runs.find_runs import find_runs, list_runs
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.core.terminal import confirm, say
 from hpc_gpt.launcher.watch.control import ask_runs, await_answer, cancel_now, describe, nothing_to
 from hpc_gpt.launcher.watch.status import RunStatus, ask_status, read_status, silence_note
 
-_runs = click.argument("names", nargs=-1, required=True, metavar="RUN...", shell_complete=completers.runs)
+_runs = click.argument("names", nargs=-1, metavar="RUN...", shell_complete=completers.runs)
+
+# Without a RUN so many of the newest runs are asked whether they have ended.
+_MOST_ASKED = 50
 
 
 @verb(80)
@@ -121,7 +124,16 @@ def _print_known(rows: list[RunStatus]) -> None:
 
 
 def chosen_runs(names: tuple[str, ...]) -> list[RunFolder]:
-    """The runs that the names mean. Raises NoSuchRun if there are none."""
+    """The runs that the names mean. Raises NoSuchRun if there are none, and ConfigError without a name."""
+    if not names:
+        newest = list_runs(logs_folder())[-_MOST_ASKED:]
+        live = [f"{row.run} ({row.name})" for row in ask_status(newest, limit_s=0)[0] if not row.is_known_over]
+        hint = (
+            f"not ended: {some(live, 5)}"
+            if live
+            else "no run here is queued or running; hpc-gpt status lists the others"
+        )
+        raise ConfigError("no RUN is named", hint)
     if runs := find_runs(names, logs_folder()):
         return runs
     raise NoSuchRun(f"no runs under {' '.join(names)}", "hpc-gpt status lists the newest runs")

@@ -22,10 +22,10 @@ from hpc_gpt.cli.submit_answer import (
     submitted_part,
     with_interrupts,
 )
-from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.errors import ConfigError, RunFolderError, UserError
 from hpc_gpt.core.files import from_here, logs_folder, read_text
 from hpc_gpt.core.format import counted
-from hpc_gpt.core.runs.find_runs import find_run
+from hpc_gpt.core.runs.find_runs import find_run, find_runs
 from hpc_gpt.core.terminal import can_ask, confirm, say
 from hpc_gpt.launcher.decide import prepare
 from hpc_gpt.launcher.notes import notes_said, prediction_lines, without_said
@@ -37,6 +37,7 @@ from hpc_gpt.launcher.submission import (
 
 if TYPE_CHECKING:
     from hpc_gpt.core.runs.lineage import Parent
+    from hpc_gpt.core.runs.run_folder import RunFolder
     from hpc_gpt.core.settings.resolved import Resolved
     from hpc_gpt.launcher.prepared import PreparedRun
     from hpc_gpt.launcher.request import Request
@@ -180,11 +181,29 @@ def _ask_first(prepared: PreparedRun, request: Request) -> None:
 
 def _resume(name: str, request: Request, from_start: bool, options: SubmitOptions) -> AnswerParts:
     """Resumes the run itself, or a new run from its checkpoint if the command line changes anything; `from_start` makes
-    a new run without a checkpoint."""
+    a new run without a checkpoint. If the name means a sweep, each of its rows that can be resumed is."""
+    request, logs = _request_for_run(request), logs_folder()
+    rows = find_runs((name,), logs)
+    sweeps = {run.sweep_id for run in rows}
+    if len(rows) < 2 or len(sweeps) > 1 or None in sweeps or options.wait:
+        yield from _resume_run(find_run(name, logs), request, from_start, options)
+        return
+    refusals = list[UserError]()
+    for run in rows:
+        try:
+            yield from _resume_run(run, request, from_start, options)
+        except (ConfigError, RunFolderError) as fault:
+            refusals.append(fault)
+            say(f"row {run.resolved().row}, {run.run_id}, is not resumed: {fault}", err=True)
+    if len(refusals) == len(rows):
+        raise ConfigError(f"none of the {len(rows)} rows of {name} can be resumed", refusals[-1].hint)
+
+
+def _resume_run(run: RunFolder, request: Request, from_start: bool, options: SubmitOptions) -> AnswerParts:
+    """Resumes one run."""
     from hpc_gpt.core.runs.branches import reading
     from hpc_gpt.launcher.resumption import NewRun, choose_resumption
 
-    request, run = _request_for_run(request), find_run(name, logs_folder())
     # No checkpoint is removed until a job, or a note, holds it.
     with contextlib.nullcontext() if options.dry else reading(run):
         resumption = choose_resumption(run, request, from_start, options.dry)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -13,6 +15,7 @@ import click
 from hpc_gpt.cli.run_argument import chosen_run, run_or_logs_argument
 from hpc_gpt.cli.verb import verb
 from hpc_gpt.core.ends.failures import LIVE, RETRY_WORDS, meaning
+from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import from_here, logs_folder
 from hpc_gpt.core.format import and_more, class_and_cause, show_duration
 from hpc_gpt.core.runs.find_runs import is_run_name
@@ -39,6 +42,8 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
 
     # The newest of our own runs; a name that none of them has means a log, or a row of a race.
     is_ours = not run or (len(run) == 1 and "#" not in run[0] and is_run_name(run[0], logs_folder()))
+    if len(run) > 1 and all(is_run_name(name, logs_folder()) for name in run):
+        raise ConfigError(f"why explains one run, or one run's logs, not {len(run)} runs", _one_by_one(run))
     names = (str(chosen_run(*run or [None]).path),) if is_ours else run
     with shows_life("reading"):
         answer = explain(names[0], logs_folder(), *names[1:])
@@ -72,6 +77,11 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
         say(silence_note(silence), err=True)
     if answer.ended == "unknown":
         sys.exit(1)
+
+
+def _one_by_one(names: Sequence[str]) -> str:
+    lines = [f"hpc-gpt why {shlex.quote(name)}" for name in names]
+    return f"{'; '.join(lines)}; hpc-gpt compare {shlex.join(names[:2])} says which of two is faster"
 
 
 def _lines(answer: Why) -> list[str]:

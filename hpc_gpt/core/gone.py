@@ -33,7 +33,7 @@ GONE: dict[str, Gone] = {
     "engine.offload_path": Gone("0.4", "engine.offload keeps what it moves in the memory of the host"),
     "engine.offload_ratio": Gone("0.4", "engine.offload moves all states, 16 bytes a parameter", 1.0),
     "help plan-traits": Gone("0.4", "hpc-gpt help keys plan lists the keys of [plan]"),
-    "help sweeps": Gone("0.4", "docs/experiments.md has the syntax of rows"),
+    "help sweeps": Gone("0.4", '[rows] of an experiment has lines such as "tp2" = { layout.tp = 2 }'),
     "init --from": Gone("0.4", "hpc-gpt submit train.slurm runs the script as it is"),
     "job.restart_min_s": Gone("0.4", "a restart in the job leaves ten minutes of training, or the queue follows", 600),
     "job.restart_pauses_s": Gone("0.4", "a job idles at most five minutes before restarts in it", 300),

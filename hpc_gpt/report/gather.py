@@ -31,7 +31,7 @@ from hpc_gpt.reader.runs.run_read import BENCH_FILE, RunRead, is_bench, read_rec
 from hpc_gpt.report.notes import RunNote
 from hpc_gpt.report.published_tables import named_sweep, sweep_of
 
-TEACH = "docs/extending.md says how to teach a program's lines"
+TEACH = "[command] pattern of an experiment teaches them (hpc-gpt help keys command)"
 
 
 @dataclass

@@ -1,5 +1,6 @@
 """What README and docs say is what there is: links, length, generated parts, and facts that the code has, too."""
 
+import ast
 import re
 import shlex
 import subprocess
@@ -25,6 +26,18 @@ from tests.cli.test_variables import options_of
 from tests.conftest import REPOSITORY
 from tests.docs.pages import PAGES, README, anchors_of, blocks, text_of
 from tests.docs.pictures import PUBLISHED, SIZE, picture_of_plan, published_runs
+
+
+def test_no_text_for_users_names_a_page_that_pip_does_not_install():
+    """Docstrings and comments are for readers of the code."""
+    for path in sorted((REPOSITORY / "hpc_gpt").rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        documented = [node for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)]
+        docstrings = {ast.get_docstring(node, clean=False) for node in documented}
+        texts = [
+            node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+        assert [text for text in texts if re.search(r"docs/\S+\.md", text) and text not in docstrings] == [], path
 
 
 def test_the_readme_is_read_in_one_sitting():

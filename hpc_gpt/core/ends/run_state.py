@@ -413,7 +413,10 @@ def retry_note(attempt: Attempt, now: float | None = None, why: bool = False) ->
     current = time.time() if now is None else now
     left_s = float(verdict.get("begin") or 0.0) - current if verdict.get("pause_s") else 0.0
     continues = "between attempts" if verdict.get("in_job") else "continues"
-    parts = [f"{failure}; {continues}" if failure else f"{continues} after {verdict.get('attempt_ended')}"]
+    ended, end = verdict.get("attempt_ended"), read_end(attempt)
+    if ended == "requeued":
+        ended = end.cause if end is not None and (end.cause or "").startswith("hpc-gpt ") else "a requeue"
+    parts = [f"{failure}; {continues}" if failure else f"{continues} after {ended}"]
     if left_s > 0:
         parts.append(f"{left_s:.0f} s left" if verdict.get("in_job") else f"at {clock(current + left_s, current)}")
     left_out = verdict.get("exclude") or []

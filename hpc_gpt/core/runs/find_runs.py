@@ -264,6 +264,17 @@ def _file_alike(path: Path) -> str:
         return ""
 
 
+def _logs_beside(path: Path) -> str:
+    """The hint for the path of a log that does not exist: the logs in its folder, the newest first."""
+    place = "here" if path.parent == Path() else f"in {path.parent}"
+    try:
+        files = [(entry.stat().st_mtime, entry.name) for entry in os.scandir(path.parent) if entry.is_file()]
+    except OSError:
+        return f"there is no folder {path.parent}"
+    logs = [name for _, name in sorted(files, reverse=True) if Path(name).suffix in _OF_A_LOG]
+    return f"logs {place}: {some(logs, 5)}" if logs else f"no log is {place}; hpc-gpt status lists runs"
+
+
 def _several(name: str, meant: Sequence[Named], logs: Path) -> NoSuchRun:
     """The error for a name that means no run, or several."""
     if matched := oldest_first(run for meaning in meant for run in meaning.runs):
@@ -276,6 +287,8 @@ def _several(name: str, meant: Sequence[Named], logs: Path) -> NoSuchRun:
         return NoSuchRun(f"{name!r} matches {len(matched)} runs under {logs}: {named}", hint)
     if as_log := _meant_as_log(name):
         return as_log
+    if Path(name).suffix in _OF_A_LOG:
+        return NoSuchRun(f"no such file: {name}", _file_alike(Path(name)) or _logs_beside(Path(name)))
     runs = list_runs(logs)
     folder = "" if Path(name).is_dir() else ", nor a folder of that name"
     last = f"the newest is {runs[-1].run_id}" if runs else "there are no runs there yet"

@@ -174,7 +174,7 @@ def check_versions(profile: ClusterProfile, resolved: Resolved | None) -> list[C
     if lacking:
         return [Check("versions", "fail", f"{lacking[0]} is missing in {python}", "pip install 'hpc-gpt[train]' there")]
     fault = build_fault(profile) if profile.scheduler == "slurm" else ""
-    hint = 'install that build in the environment of the jobs (docs/sites.md, "PyTorch for ROCm"), or name another in '
+    hint = "install that build in the environment of the jobs, or name another in "
     return [Check("torch", "warn", fault, f"{hint}the profile")] if fault else []
 
 

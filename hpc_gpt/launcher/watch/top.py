@@ -175,6 +175,8 @@ def _of_ranks(attempt: Attempt, resolved: Resolved, now: float | None) -> list[s
         late = last.step < int(attempt.last_metrics().get("step") or 0)  # the last heartbeat is before the last step
         # The run has ended, so these mean nothing.
         rows[-1] |= {} if now else dict.fromkeys(("phase", "quiet_s", *["step"] * late))
+        # The steps of a program of the user's own are in its output; its supervisor counts none.
+        rows[-1] |= dict.fromkeys(("phase", "quiet_s", "step")) if runs_program(resolved) and not last.step else {}
     by_node: dict[str, list[RankHeartbeat]] = {}
     for last in ranks:
         by_node.setdefault(last.host, []).append(last)

@@ -222,7 +222,7 @@ def test_requeue_puts_a_run_at_the_end_of_the_queue(gpus, submit):
     until(second, "running")
     until(first, "pending")
     until_cause(first, f"taken: 0,1 by run {second.run_id}")
-    assert status_of(first).cause.startswith("continues after requeued; waits for 2 of GPUs 0,1")
+    assert status_of(first).cause.startswith("continues after hpc-gpt requeue; waits for 2 of GPUs 0,1")
     (first.path / "go").unlink()
     (second.path / "go").touch()
     wait_for("a second attempt", lambda: len(first.attempts()) == 2)

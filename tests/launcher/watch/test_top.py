@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,6 +58,14 @@ def test_each_node_and_each_rank_has_a_line_the_slowest_first():
     assert re.fullmatch(r"3 +n2 +40 +training +0\.5 s +100 s ago +silent", ranks[0])
     assert re.fullmatch(r"1 +n1 +39 +saving +12 s +\S+ s ago +heard SIGTERM; all_reduce; loop\.py:96 in run", ranks[1])
     assert "of all" not in said
+
+
+def test_the_supervisor_of_a_users_program_has_no_step_or_phase(tmp_path: Path) -> None:
+    (file := tmp_path / "own.toml").write_text('engine.name = "command"\ncommand.run = "sleep 1"\n')
+    run, attempt = running(experiment=str(file), layout__gpus=1)
+    beat(attempt, 0, step=0, phase="starting")
+    said = shown(run)
+    assert re.search(r"^rank +node +heartbeat\n0 +n1 +\S+ s ago$", said, re.M), said
 
 
 def test_before_the_heartbeats_it_says_what_is_done_meanwhile():

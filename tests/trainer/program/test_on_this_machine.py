@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -156,3 +157,10 @@ def test_an_array_runs_element_after_element_each_a_run(tmp_path: Path, words, e
         assert runs[row].attempt(1).log.read_text() == said
         (link,) = (tmp_path / "logs" / "many").glob(f"*/1/{row}")
         assert link.resolve() == runs[row].path.resolve()
+    asked = ("submit", "--resume", "many", "--dry-run")
+    resumed = in_process(*asked, cwd=tmp_path, environment=own)
+    again = [row for row, end in ends.items() if end != "done"]
+    assert re.findall(r"^starts the script of (\S+) again", resumed.stderr, re.M) == [runs[row].run_id for row in again]
+    if again:
+        refused = re.findall(r"^row (\d), (\S+), is not resumed: run \S+ is done: ", resumed.stderr, re.M)
+        assert refused == [(row, runs[row].run_id) for row in ends if row not in again]

@@ -175,7 +175,10 @@ class EngineFacts(States):
         raise_faults(self.export_faults())
 
     def export_faults(self) -> Iterator[Fault]:
-        if self.is_program:
+        if self.takes_command:
+            message = "the run's checkpoints are its program's own: nothing to export"
+            yield Fault(message, "the program itself converts them")
+        elif self.is_program:
             yield Fault(
                 f"engine {self.name} keeps checkpoints in its own format, which hpc-gpt does not read",
                 "its own program converts them; Megatron-LM has tools/checkpoint/convert.py",
