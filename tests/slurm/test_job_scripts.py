@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from hpc_gpt.core.ends.program_end import read_said
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.runs.run_folder import RunFolder, job_ids
 from hpc_gpt.core.settings.experiment import limit_s
@@ -620,3 +621,35 @@ def test_an_earlier_file_is_treated_as_open_mode_says(launcher: Launcher) -> Non
         if way == "submit":
             starts = [re.findall(r"^start .", each.log.read_text(), re.MULTILINE) for each in job.run.attempts()]
             assert starts == [["start 0"], ["start 1"]]
+
+
+QUEUES = """\
+#!/bin/bash
+#SBATCH --job-name=queues -N 1 --ntasks=1 --time=9
+if [ -z "$SLURM_JOB_ID" ]; then sbatch "$0"; exit; fi
+bash fit.sh
+later() { sbatch --begin=now+1hour --job-name="$@"; }
+later self "$0"
+later file train.slurm
+later resume resume.slurm
+later stdin <train.slurm
+later other eval_train.slurm
+later wrap --wrap "python3 evaluate.py"
+python3 evaluate.py || true
+sbatch --wrap true
+"""
+
+
+def test_a_successor_is_told_from_the_other_jobs_of_a_script(launcher: Launcher) -> None:
+    files = {"train_slurm": QUEUES, "resume_slurm": "#!/bin/bash\nbash fit.sh --resume\n"}
+    folder = folder_of(launcher, "queues", **files, fit_sh="echo step 3/9 loss 2.0\n")
+    (folder / "eval_train.slurm").write_text("#!/bin/bash\npython3 evaluate.py\n")
+    job = submit(launcher, "submit", folder, "train.slurm")
+    try:
+        ends(job)
+        names = dict(line.split("|") for line in launcher.cluster.run("squeue", "-ho", "%i|%j").stdout.splitlines())
+        said = read_said(job.run.attempts()[0])
+        assert sorted(names[one] for one in said.queued.split(", ")) == ["file", "resume", "self", "stdin"]
+        assert sorted(names.get(one, "over") for one in said.others.split(", ")) == ["other", "over", "wrap"]
+    finally:
+        launcher.cluster.run("scancel", "--name=self,file,resume,stdin,other,wrap")

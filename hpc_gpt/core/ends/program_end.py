@@ -42,7 +42,9 @@ class PrintedEnd:
     over: str = ""
     """The program's message that it ends for another reason than a limit (`program_ends` of the reader)."""
     queued: str = ""
-    """The next job of a script that has submitted itself."""
+    """The next job of a script that has submitted itself, or its program: its successor."""
+    others: str = ""
+    """Other jobs that a script has submitted."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +95,16 @@ class ProgramFacts:
 
 
 def end_of_program(facts: ProgramFacts) -> End | None:
-    """The end of a program that has ended, as `_end_by_facts`; a script that exited with 0 and has queued its next job
-    itself is not started again beside that job."""
-    end = _end_by_facts(facts)
-    if end is None or facts.code or not facts.said.queued or end.ended in ("stopped", "requeued"):
+    """The end of a program that has ended, as `_end_by_facts`; a script that exited with 0 and has queued its successor
+    itself is not started again beside that job. Another job is only named."""
+    end, said = _end_by_facts(facts), facts.said
+    if end is None or end.ended in ("stopped", "requeued"):
         return end
-    cause = f"{end.cause}; it has queued its next job, {facts.said.queued}"
+    if said.others and end.ended != "done":
+        end = replace(end, cause=f"{end.cause}; it has queued another job, {said.others}")
+    if facts.code or not said.queued:
+        return end
+    cause = f"{end.cause}; it has queued its next job, {said.queued}"
     return replace(end, cause=f"{EXIT_0_BUT}{cause}" if end.ended == "walltime" else cause)
 
 
@@ -200,7 +206,7 @@ def read_said(attempt: Attempt) -> PrintedEnd:
     first = min((task for task in printed if task.failed), key=lambda task: not task.of_program, default=PrintedEnd())
     texts: dict[str, Any] = {
         key: next((text for task in printed if (text := getattr(task, key))), "")
-        for key in ("limit", "note", "over", "queued")
+        for key in ("limit", "note", "over", "queued", "others")
     }
     return replace(first, planned=max((task.planned for task in printed), default=0), **texts)
 

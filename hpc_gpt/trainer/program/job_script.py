@@ -19,7 +19,7 @@ from hpc_gpt.core.format import some
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.slurm.directives import BLANKS, DIRECTIVE, is_command, quote_directive
 from hpc_gpt.core.slurm.sbatch_words import Option, read_options, split_directive
-from hpc_gpt.core.slurm.script_lines import redirected
+from hpc_gpt.core.slurm.script_lines import logical_lines, redirected
 from hpc_gpt.trainer.program.script_steps import steps_of
 
 _LARGEST = 4 << 20  # the default limit of slurm.conf for a script
@@ -54,6 +54,11 @@ _SUBMITS = re.compile(r"(?<![\w./-])sbatch\b(?!\s*\()")
 # A guard: if the script is started by hand, it submits itself.
 _NOT_IN_JOB = re.compile(r"(?:-z|!)\s[^;\n]*\bSLURM_JOB_?ID\b|SLURM_JOB_?ID\S*\s+==?\s")
 _GUARD_LINES = 5
+# Programs that a script may start beside a training, and another job, too.
+_AFTER_TRAINING = re.compile(
+    r"(?i)(?:eval|test|valid|infer|convert|export|upload|download|prepare|plot|score|env|setup)"
+)
+_PROGRAM = re.compile(r"([\w./-]+\.py)\b|\s-m\s+(?!torch\.|accelerate\b)([\w.]+)|\b(?:bash|sh)\s+([\w./-]+\.sh)\b")
 _SUBMITS_BY_HAND = "submits the script itself if SLURM_JOB_ID is not set, as on a machine without Slurm"
 _SUBMITS_AGAIN = "submits this script once more, although the job chain continues it: remove the line"
 _SUBMITS_ANOTHER = (
@@ -268,7 +273,8 @@ def scan(script: JobScript) -> list[Caution]:
         if _SUBMITS.search(bare):
             before = "\n".join(lines[max(0, number - _GUARD_LINES) : number])
             arguments = _SUBMITS.split(bare, maxsplit=1)[1]
-            again = script.path.name in arguments or re.search(r"\$\{?(?:0|BASH_SOURCE)\b", arguments)
+            own = rf"(?<![\w.-]){re.escape(script.path.name)}(?![\w.-])|\$\{{?(?:0|BASH_SOURCE)\b"
+            again = re.search(own, arguments)
             means = _SUBMITS_BY_HAND if _NOT_IN_JOB.search(before) else _SUBMITS_AGAIN if again else _SUBMITS_ANOTHER
             notes.append(Caution(number, f"{shown:.60}", means))
     for step in steps_of("\n".join(lines), last_values(script.options)):
@@ -297,6 +303,18 @@ def submits_again(name: Path, data: bytes) -> tuple[int, bool] | None:
     means = {_SUBMITS_BY_HAND: True, _SUBMITS_AGAIN: False}
     cautions = [caution for caution in scan(JobScript(name, data, (), ())) if caution.means in means]
     return (cautions[0].line, means[cautions[0].means]) if cautions else None
+
+
+def programs_of(text: str) -> set[str]:
+    """The names of the programs that a script starts, not by sbatch, and that may train: files of Python, modules, and
+    scripts of a shell.
+
+    >>> sorted(programs_of("#!/bin/bash\\nsrun python -u src/train.py --lr=1\\n# python old.py\\nbash ./run.sh\\n"))
+    ['run.sh', 'train.py']
+    """
+    lines = [line for _, line in logical_lines(text) if not line.lstrip().startswith("#") and not _SUBMITS.search(line)]
+    found = {os.path.basename(match[match.lastindex or 0]) for line in lines for match in _PROGRAM.finditer(line)}
+    return {name for name in found if not _AFTER_TRAINING.match(name)}
 
 
 def without_suffix(name: str) -> str:

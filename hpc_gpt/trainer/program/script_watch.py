@@ -25,8 +25,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from hpc_gpt.core.ends.end_policy import End, first_reason, limits_reached
+from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.ends.program_end import PrintedEnd, has_last_line, write_said
-from hpc_gpt.core.errors import RunFolderError, UserError
+from hpc_gpt.core.ends.state import slurm_state
+from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.core.files import write_once
 from hpc_gpt.core.process import ProcessTable, is_alive, name_of, send, start_time
 from hpc_gpt.core.runs.checkpoints import newest_checkpoint
@@ -37,10 +39,11 @@ from hpc_gpt.core.runs.provenance import complete_run, list_gpus
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_stored_lines
 from hpc_gpt.core.settings.sized import params
+from hpc_gpt.core.slurm.clients import ask, squeue_rows
 from hpc_gpt.core.slurm.environment import ALLOCATION
 from hpc_gpt.core.slurm.script_lines import globs_of
 from hpc_gpt.reader.failures.live_lines import LiveLines
-from hpc_gpt.trainer.program.job_script import submits_again
+from hpc_gpt.trainer.program.job_script import programs_of, submits_again
 from hpc_gpt.trainer.program.output_files import Follower, copied_files, copy_more
 from hpc_gpt.trainer.program.process import ForeignLog, count_steps, said_by, trained_s
 from hpc_gpt.trainer.program.signs_of_life import (
@@ -67,6 +70,9 @@ _LAST_STEPS = 50  # these steps show a watch that is started again where metrics
 _SHELLS = (*SHELLS, "slurm_script")
 _MOST_FILES = 64
 _QUEUED = re.compile(r"\bSubmitted batch job (\d+)")
+_MOST_QUEUED = 8  # jobs that a script has queued and Slurm is asked about
+_SQUEUE = ["squeue", "--noheader", "--states=all"]
+_ASKS_S = 5.0  # at its time limit a job has only seconds
 
 
 class ScriptWatch:
@@ -111,7 +117,7 @@ class ScriptWatch:
         self._killed = self._hangs = False
         # When the script was asked to end: {pid: start time} of its processes, {pid: command} of its programs.
         self._before, self._programs = dict[int, str](), dict[int, bytes]()
-        self._queued: re.Match[str] | None = None
+        self._queued: list[str] = []  # ids of the jobs that the script has queued
         self._copies: list[tuple[Path, Path]] | None = None  # until the script's start has made the files
         self._globs, self._found = self._read_globs(), set[Path]()
         self._inodes = set[tuple[int, int]]()  # a file that gets another name is not found again
@@ -170,21 +176,51 @@ class ScriptWatch:
         return bool(group)  # job.sh is about to write it
 
     def _with_submission(self, printed: PrintedEnd) -> PrintedEnd:
-        """Adds the job that the script has queued, if it submits itself; on this machine it may have done so instead of
-        training, as some scripts do if SLURM_JOB_ID is not set, which is a failure."""
-        submission = None
+        """Adds the jobs that the script has queued, its successor and others. On this machine it may have queued itself
+        instead of training, as some scripts do if SLURM_JOB_ID is not set, which is a failure."""
+        submission, data = None, b""
         with contextlib.suppress(OSError):
             data = (self._run.path / "slurm_script").read_bytes()
             submission = submits_again(Path(self._command.script or "slurm_script"), data)
-        if submission is None or not (self._queued or submission[1]):
+        if self._resolved.cluster.scheduler == "slurm":
+            jobs = list(dict.fromkeys(self._queued))[-_MOST_QUEUED:]
+            successors = self._successors(jobs, data) if jobs else []
+            if successors is None:  # Slurm does not answer: the script's text decides
+                successors = jobs[-1:] if submission is not None else []
+            others = ", ".join(job for job in jobs if job not in successors)
+            return replace(printed, queued=", ".join(successors), others=others)
+        job = self._queued[-1] if self._queued else ""
+        if submission is None or not (job or submission[1]):
             return printed
-        line, job = submission[0], self._queued[1] if self._queued else ""
-        if self._resolved.cluster.scheduler == "slurm" or self._attempt.last_metrics():
+        if self._attempt.last_metrics():
             return replace(printed, queued=job)
-        what = f"the script queued job {job}" if job else f"line {line} of the script calls sbatch"
+        what = f"the script queued job {job}" if job else f"line {submission[0]} of the script calls sbatch"
         end = End("user_error", f"{what}, and its log has no step: SLURM_JOB_ID is not set here")
         of_program = printed.failed is not None and printed.of_program
         return printed if of_program else replace(printed, failed=end, of_program=True, failed_s=0.0)
+
+    def _successors(self, jobs: Sequence[str], data: bytes) -> list[str] | None:
+        """Those of the jobs that would train beside a restart: they wait or run, and run this script, by its file, the
+        run's copy or the spool's, or another script with the same program. None if Slurm does not answer."""
+        names = (str(self._run.path / "slurm_script"), str(self._folder / (self._command.script or "slurm_script")))
+        programs = programs_of(data.decode(errors="replace"))
+        successors = []
+        try:
+            answer = ask([*_SQUEUE, f"--jobs={','.join(jobs)}", "--format=%i|%T|%o"], timeout_s=_ASKS_S)
+            if answer.unreachable:
+                return None
+            for job, state, command in squeue_rows(answer, 3) if answer.code == 0 else []:
+                if slurm_state(state) not in LIVE:
+                    continue
+                is_own = any(command == name or command.startswith(f"{name} ") for name in names)
+                script = (
+                    "" if is_own else ask(["scontrol", "write", "batch_script", job, "-"], timeout_s=_ASKS_S).stdout
+                )
+                if is_own or script.encode() == data or programs & programs_of(script):
+                    successors.append(job)
+        except SlurmUnreachable:
+            return None
+        return successors
 
     # --- its output
 
@@ -194,7 +230,7 @@ class ScriptWatch:
         lines += self._take_from(self._files)
         self._lines.moment = now
         for line in lines:
-            self._queued = (_QUEUED.search(line) or self._queued) if "ubmitted" in line else self._queued
+            self._queued += _QUEUED.findall(line) if "ubmitted" in line else []
         if self._copies is None and self._attempt.outputs.exists():
             self._copies = copied_files(self._attempt.folder)
         for log, copy in self._copies or ():

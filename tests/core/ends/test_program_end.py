@@ -29,6 +29,7 @@ OWN = PrintedEnd(limit="exiting program after 1180 minutes")
 OVER = PrintedEnd(over="Early stopping at step 5")
 BOTH = PrintedEnd(limit="exiting program after 1180 minutes", failed=RAISED, of_program=True, failed_s=0.3)
 NEXT = PrintedEnd(queued="626")
+OTHER = PrintedEnd(others="627")
 USR1 = "--signal sent USR1 before the time limit"
 ASKED = End("walltime", "SIGUSR2: the time limit is near")
 
@@ -103,6 +104,8 @@ ASKED = End("walltime", "SIGUSR2: the time limit is near")
         ({"asked": ASKED, "said": NEXT}, "walltime", "the time limit is near; it has queued its next job, 626"),
         ({"step": 5, "planned": 9, "said": NEXT}, "error", "with exit code 0; it has queued its next job, 626"),
         ({"signal": USR1, "heard": True, "code": 1, "said": NEXT}, "walltime", f"{USR1}, exit code 1"),
+        ({"signal": USR1, "heard": True, "said": OTHER}, "walltime", "exit code 0; it has queued another job, 627"),
+        ({"step": 9, "planned": 9, "said": OTHER}, "done", "9 of 9 steps"),
         # what it was asked
         ({"step": 5, "planned": 60, "asked": ASKED}, "walltime", "SIGUSR2: the time limit is near"),
         ({"step": 5, "planned": 60, "code": 143, "asked": ASKED}, "walltime", "SIGUSR2: the time limit is near"),

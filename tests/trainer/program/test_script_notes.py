@@ -74,5 +74,8 @@ def test_each_line_that_is_worth_a_look_says_what_it_means(tmp_path: Path) -> No
     assert "".join(f"{note}\n" for note in scan(script)) == NOTES
     assert str(submits_itself(script)) == NOTES.splitlines()[1]
     only = [line for line in SCRIPT.splitlines() if "SLURM_JOBID" in line]
-    found = [submits_again(path, text.encode()) for text in (SCRIPT, *only, "#!/bin/sh\nsbatch other\n")]
+    found = [
+        submits_again(path, text.encode())
+        for text in (SCRIPT, *only, "#!/bin/sh\nsbatch other\nsbatch eval_fit.slurm\n")
+    ]
     assert found == [(13, False), (1, True), None]
