@@ -195,7 +195,7 @@ def _unusual(run: Decided) -> Iterator[str]:
     if train.init is not None and run.small is None and "train.lr" not in run.given_keys:
         usual = f"usual for trained weights is --set train.lr={LR_OF_TRAINED:g}"
         yield f"train.lr is {train.lr:g}, the default for random weights; {usual}"
-    if train.balance == "none" and train.init is None:
+    if train.balance == "none" and train.init is None and engine_named(resolved.engine.name).trains_our_model:
         yield 'train.balance is none: from random weights a few experts may take most tokens; "loss" keeps them even'
     yield from export_notes(resolved.engine.name, resolved.model)
     yield from engine_named(resolved.engine.name).notes(resolved)

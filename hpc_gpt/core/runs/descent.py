@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ def descend(
     may be another training. Raises LayoutError or ConfigError if the run cannot run, or would be another training.
     """
     refuse_gone(parent.gone, f"run {parent.name}")
+    if parent.model.is_mixture and parent.train.balance is None:  # of hf-deepspeed in 0.4.0
+        parent = replace(parent, train=replace(parent.train, balance="none"))
     name = str(changes.get("engine.name") or parent.engine.name)
     for engine in (parent.engine.name, name):
         engine_named(engine).refuse_program(
@@ -85,7 +87,7 @@ def descend(
     raise_faults(faults)
     is_other = reads_other_data(parent, engine_named(experiment.engine.name).data_of(experiment.data))
     resolved = resolve(experiment, profile, data_from=step if is_other else min(step, parent.data_from))
-    check_same_training(parent, resolved, branch)
+    check_same_training(parent, resolved, branch, changes)
     return resolved
 
 
@@ -194,9 +196,11 @@ def reads_other_data(parent: Resolved, data: Data) -> bool:
     return any(before[key] != after[key] for key in of_samples)
 
 
-def check_same_training(parent: Resolved, resolved: Resolved, branch: bool = False) -> None:
+def check_same_training(
+    parent: Resolved, resolved: Resolved, branch: bool = False, changes: Mapping[str, Any] | None = None
+) -> None:
     """Raises ConfigError for changes that make it another training; a `branch` may have other data and another
-    schedule."""
+    schedule. `changes`: the keys that the user gives, by default all that differ."""
     faults, optimizers = list[Fault](), {parent.train.optimizer, resolved.train.optimizer}
     of_both = {key for each in optimizers for key in optimizer_named(each).keys} if branch else ()
     for name in ("model", "data", "train", "layout", "engine"):
@@ -211,7 +215,9 @@ def check_same_training(parent: Resolved, resolved: Resolved, branch: bool = Fal
                 hint = "or submit --branch, which may change it" if is_free else "or submit a new run"
                 for part, of_before, of_after in _parts_that_differ(key, before[key], after[key]):
                     fault = f"{name}.{part} would be {of_after}, but is {of_before} in the checkpoint's run"
-                    faults.append(Fault(fault, f"leave these out, {hint}"))
+                    is_given = changes is None or any(given.startswith(f"{name}.") for given in changes)
+                    keep = "leave these out" if is_given else f"keep it with --set {name}.{part}={of_before}"
+                    faults.append(Fault(fault, f"{keep}, {hint}"))
     raise_faults(faults)
 
 

@@ -123,12 +123,13 @@ def _decide(experiment: Experiment, profile: ClusterProfile, script: ScriptFacts
 
 def _decide_train(train: Train, engine: Engine, shape: ModelShape) -> Train:
     """[train] with the optimizer's mode, by default fused kernels, or the host's kernel if its states are offloaded;
-    and with the balance of our own model's experts."""
+    and with the balance of the experts: one value for all engines, as a run may resume on another engine."""
     mode = train.optimizer_mode or ("fused" if engine.offload == "none" else "host")
-    balance = train.balance
-    if balance is None and shape.is_mixture and engine_named(engine.name).trains_our_model:
+    balance, facts = train.balance, engine_named(engine.name)
+    if balance is None and shape.is_mixture and not facts.is_program:
         # Published weights: as transformers' classes train on, whose balance loss is off by default.
-        balance = "none" if train.init is not None else "bias" if shape.router_bias else "loss"
+        as_classes = train.init is not None or not facts.trains_our_model
+        balance = "none" if as_classes else "bias" if shape.router_bias else "loss"
     return replace(train, optimizer_mode=mode, balance=balance)
 
 
