@@ -14,7 +14,7 @@ class Windows:
     """A class with windows: `slides` says whether a layer has one, by its number, the file's `max_window_layers`, and
     whether it rotates, unless the file has `layer_types` and the class reads them (`typed`); the default of
     `sliding_window`, and of `max_window_layers`; `switched`: only with `use_sliding_window`; `needed`: then it fails
-    without a window."""
+    without a window. `off`: what it does with windows in `layer_types` if the switch is off; it fails by default."""
 
     slides: Callable[[int, int, bool], bool]
     default: int | None
@@ -22,12 +22,14 @@ class Windows:
     switched: bool = False
     typed: bool = True
     needed: bool = False
+    off: str = ""
 
 
 _QWEN = Windows(lambda layer, first, rotates: layer >= first, 4096, 28, switched=True)
 _QWEN2_MOE = Windows(
-    lambda layer, first, rotates: layer < first and layer % 2 == 0, 4096, 28, switched=True, needed=True
-)
+    lambda layer, first, rotates: layer < first and layer % 2 == 0, 4096, 28, switched=True, needed=True,
+    off="its class fails with a cache, and without one no token of these layers sees another",
+)  # fmt: skip
 # Other classes have no window, whatever their file says.
 WINDOWS = {
     "MistralForCausalLM": Windows(lambda *layer: True, 4096, typed=False),
@@ -37,7 +39,12 @@ WINDOWS = {
     "Qwen2MoeForCausalLM": _QWEN2_MOE,
     "Qwen3MoeForCausalLM": Windows(lambda *layer: True, 4096, switched=True, typed=False),
     "Dots1ForCausalLM": Windows(lambda layer, first, rotates: layer >= first, 4096, 62),
-    "SmolLM3ForCausalLM": Windows(lambda layer, first, rotates: not rotates, None, switched=True),
+    "SmolLM3ForCausalLM": Windows(
+        lambda layer, first, rotates: not rotates,
+        None,
+        switched=True,
+        off="its class has the window in its masks, and none in flash attention",
+    ),
     "GptOssForCausalLM": Windows(lambda layer, first, rotates: layer % 2 == 0, 128),
 }
 

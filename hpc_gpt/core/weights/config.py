@@ -71,7 +71,7 @@ def _read(path: Path, seq: int | None) -> tuple[ModelShape, Keys, str]:
     shape = read(keys, kind, seq)
     if kind != "gpt2":  # GPT-2's class gives its embedding no padding token
         shape = replace(shape, pad_token=_read_pad_token(keys, kind, shape.vocab))
-    keys.check_rest(of_weights=kind not in MIXTURES)
+    keys.check_rest(kind, of_weights=kind not in MIXTURES)
     try:
         check_shape(shape)
     except LayoutError as fault:

@@ -1,7 +1,7 @@
 """The keys of a config.json: those that are read, and those that are refused if set."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,11 @@ _ALIASES = {"kimi_k2": "deepseek_v3"}
 LONGEST = 8192
 # {begin of a class's name: the reason why this known family is not trained here}.
 _FAMILIES_REFUSED = {
-    "Olmo": "OLMo norms after the layers, and queries and keys over their whole width",
-    "Gemma": "Gemma has four norms a layer, which multiply by 1 + weight, and scales the embedding",
+    **dict.fromkeys(("Olmo2", "Olmo3"), "OLMo norms after the layers, and queries and keys over their whole width"),
+    "Olmo": "the norms of the first OLMo have no weights",
+    "Gemma": "Gemma's norms multiply by 1 + weight, the gate of its MLP is a GELU, and it scales the embedding",
     "Deepseek": "of DeepSeek's models the second and third version are read",
+    "Phimoe": "its router draws the experts in training, and its norms have biases",
     "Phi": "Phi rotates only a part of each head, or fuses its matrices",
 }
 # Keys that say only how the folder's weights are stored and loaded.
@@ -61,10 +63,16 @@ _REFUSED = {
     "fusion_config": "modules that transformers replaces as it loads them",
     "is_encoder_decoder": "an encoder, but a decoder is trained here",
 }
-# Keys that no shape needs, but that transformers refuses if they are null.
-_NEVER_NULL = ("auto_map", "initializer_range", "use_cache", "output_router_logits", "router_aux_loss_coef",
-               "max_window_layers", "use_sliding_window", "num_mtp_layers", "resid_pdrop", "embd_pdrop",
-               "attn_pdrop")  # fmt: skip
+# {key: the model types whose class refuses null for it}; another class takes null, or does not have the key.
+NEVER_NULL: dict[str, Collection[str]] = {
+    **dict.fromkeys(("auto_map", "initializer_range", "use_cache"), (*ARCHITECTURES, *MIXTURES)),
+    **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), ("gpt2",)),
+    "output_router_logits": tuple(MIXTURES),
+    "router_aux_loss_coef": ("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "gpt_oss"),
+    "max_window_layers": ("qwen2", "qwen3", "qwen2_moe", "dots1"),
+    "use_sliding_window": ("qwen2", "qwen3", "smollm3", "qwen2_moe", "qwen3_moe"),
+    "num_mtp_layers": ("glm4_moe", "deepseek_v3"),
+}
 _WITH_POINT = ("rms_norm_eps", "layer_norm_epsilon", "routed_scaling_factor")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -195,11 +203,12 @@ class Keys:
             f"{self.file}: {name} is {_json(self.config.get(name))}, {why}", hint or "choose another model"
         )
 
-    def check_rest(self, of_weights: bool = True) -> None:
-        """Refuses keys that request a feature that no model here has, `of_weights` also in how they are stored."""
+    def check_rest(self, kind: str, of_weights: bool = True) -> None:
+        """Refuses keys that request a feature that no model here has, `of_weights` also in how they are stored, and
+        null where the class of the model type `kind` does."""
         self.must_be("is_causal", True)  # transformers reads it for every class when it makes the mask
-        for name in _NEVER_NULL:
-            if name in self.config and self.config[name] is None:
+        for name, kinds in NEVER_NULL.items():
+            if kind in kinds and name in self.config and self.config[name] is None:
                 self.refuse_null(name)
         for name, what in _REFUSED.items():
             if self.config.get(name) and (of_weights or name not in _OF_WEIGHTS):

@@ -20,6 +20,7 @@ def read_windows(keys: Keys, kind: str, layers: int, nope_every: int | None = No
         return {}
     window = keys.take("sliding_window", int, None if "sliding_window" in keys.config else windows.default)
     is_on = keys.take("use_sliding_window", bool, False) if windows.switched else True
+    off = windows.off if not is_on and (window is not None or windows.needed) else ""
     window = window if is_on else None
     if is_on and window is None and windows.needed:
         keys.refuse("sliding_window", "but use_sliding_window is true: its class fails without one")
@@ -30,7 +31,8 @@ def read_windows(keys: Keys, kind: str, layers: int, nope_every: int | None = No
     else:
         sliding = [one == "sliding_attention" for one in types]
         if any(sliding) and window is None:
-            keys.refuse("layer_types", "but its class has no window here, and fails: every layer attends to all tokens")
+            reason = f"use_sliding_window is false: {off}" if off else "its class has no window here, and fails"
+            keys.refuse("layer_types", f"but {reason}", "write full_attention for every layer, or give the window")
     if window is not None and window < 1:
         keys.refuse("sliding_window", "but a token attends to itself at least")
     if window is None or not any(sliding):

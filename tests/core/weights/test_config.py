@@ -153,7 +153,10 @@ def test_head_dim_and_layers_without_rotation(write):
     ("changed", "words"),
     [
         ({"architectures": ["Olmo2ForCausalLM"]}, "architectures is Olmo2ForCausalLM, .* OLMo norms after"),
-        ({"architectures": ["Gemma2ForCausalLM"]}, "Gemma has four norms"),
+        ({"architectures": ["Gemma2ForCausalLM"]}, r"Gemma's norms multiply by 1 \+ weight"),
+        ({"architectures": ["GemmaForCausalLM"]}, r"Gemma's norms multiply by 1 \+ weight"),
+        ({"architectures": ["OlmoForCausalLM"]}, "the norms of the first OLMo have no weights"),
+        ({"architectures": ["Olmo2ForCausalLM"]}, "OLMo norms after the layers"),
         ({"architectures": ["DeepseekForCausalLM"]}, "of DeepSeek's models the second and third version are read"),
         ({"architectures": ["MixtralForCausalLM"]}, "architectures is MixtralForCausalLM, but model_type is llama"),
         ({"architectures": ["Phi3ForCausalLM"]}, "Phi rotates"),

@@ -17,6 +17,7 @@ from hpc_gpt.core.settings.rules.engine import export_notes
 from hpc_gpt.core.settings.rules.shape import shape_faults
 from hpc_gpt.core.weights.classes import architectures_of
 from hpc_gpt.core.weights.config import config_of, init_config_in, read_config
+from hpc_gpt.core.weights.config_keys import ARCHITECTURES, MIXTURES, NEVER_NULL
 
 SEQ, LAYERS = 40, 6
 COMMON = {"hidden_size": 32, "num_hidden_layers": LAYERS, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -101,20 +102,73 @@ def test_transformers_class_attends_in_the_same_layers(kind, keys, letters, tmp_
 @pytest.mark.parametrize(
     ("kind", "keys", "words"),
     [
-        ("qwen2", _SIXTEEN | _TYPES, "layer_types is .*, but its class has no window here, and fails"),
+        ("qwen2", _SIXTEEN | _TYPES, "layer_types is .*, but its class has no window here"),
         ("qwen3", _USED | _TYPES | {"sliding_window": None}, "layer_types is .*, but its class has no window"),
-        ("qwen2_moe", _SIXTEEN | _TYPES, "layer_types is .*, but its class has no window here"),
+        (
+            "qwen2_moe",
+            _SIXTEEN | _TYPES,
+            "layer_types is .*, but use_sliding_window is false: its class fails",
+        ),
+        ("qwen2_moe", _USED | _TYPES | {"sliding_window": None}, "sliding_window is null, but use_sliding_window"),
         ("qwen2_moe", _USED | {"sliding_window": None}, "sliding_window is null, but use_sliding_window is true"),
         ("dots1", _TYPES | {"sliding_window": None}, "layer_types is"),
         ("dots1", _SIXTEEN | {"max_window_layers": None}, "max_window_layers is null"),
-        ("smollm3", _SIXTEEN | _TYPES, "layer_types is"),
+        ("smollm3", _SIXTEEN | _TYPES, "layer_types is .*, but use_sliding_window is false: its class has the window"),
+        (
+            "smollm3",
+            _TYPES | {"sliding_window": None},
+            "layer_types is .*, but its class has no window here, and fails",
+        ),
         ("mistral", {"sliding_window": 0}, "sliding_window is 0, but a token attends to itself"),
         ("qwen3", _USED | {"layer_types": [_S]}, "layer_types is .*, but num_hidden_layers is 6"),
     ],
 )
-def test_a_file_with_which_its_class_fails_is_refused(kind, keys, words, tmp_path: Path) -> None:
+def test_a_file_whose_windows_no_model_here_has_is_refused(kind, keys, words, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         read_config(write(tmp_path, kind, keys), SEQ)
+
+
+def test_windows_with_the_switch_off_are_as_is_said(tmp_path: Path) -> None:
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+
+    def seen(kind: str, **how: Any) -> list[int]:
+        config = json.loads((write(tmp_path, kind, _SIXTEEN | _TYPES) / "config.json").read_text())
+        config = transformers.CONFIG_MAPPING[kind](**config)
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+        layers = model(torch.arange(SEQ)[None] % 64, output_attentions=True, **how).attentions
+        windows = [layer.self_attn.sliding_window for layer in model.model.layers]
+        assert kind != "smollm3" or windows == [None] * LAYERS, "what flash attention gets"
+        return [int((layer[0, 0, -1] > 0).sum()) for layer in layers]
+
+    assert seen("smollm3") == [16, SEQ, SEQ, 16, 16, SEQ]
+    with pytest.raises(RuntimeError, match="must match the size"):
+        seen("qwen2_moe")
+    with pytest.raises(TypeError):
+        seen("qwen2")
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES | MIXTURES)
+def test_null_is_refused_where_its_class_refuses_it(kind, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    of_class = transformers.CONFIG_MAPPING[kind]
+    for key, kinds in NEVER_NULL.items():
+        others = {"num_experts_per_tok": 2} if kind.startswith("deepseek") else {}
+        config = json.loads((write(tmp_path, kind, {key: None} | others) / "config.json").read_text())
+        if kind == "gpt2":
+            config = {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, key: None}
+            (tmp_path / "config.json").write_text(json.dumps(config))
+        if key != "auto_map":  # which AutoConfig looks through
+            try:
+                of_class(**config)
+            except Exception:
+                assert kind in kinds, key
+            else:
+                assert kind not in kinds, key
+        if kind in kinds:
+            with pytest.raises(ConfigError, match=f"{key} is null, which its class does not take"):
+                read_config(tmp_path, SEQ)
+        else:
+            read_config(tmp_path, SEQ)
 
 
 def test_a_window_beyond_the_trained_length_stays(tmp_path: Path) -> None:
