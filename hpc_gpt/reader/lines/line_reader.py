@@ -3,6 +3,9 @@
 import math
 import re
 from collections.abc import Mapping
+from itertools import pairwise
+
+import numpy as np
 
 from hpc_gpt.core.ends.failures import meaning
 from hpc_gpt.core.secrets import hide_secrets, is_secret
@@ -32,10 +35,13 @@ from hpc_gpt.reader.lines.matches import (
     time_of_failure,
     values_of,
 )
-from hpc_gpt.reader.lines.part import Fact, Failure, Part, Place
+from hpc_gpt.reader.lines.part import SAID_DONE, Fact, Failure, Part, Place
 from hpc_gpt.reader.lines.step_rows import StepRows, sound_step
 from hpc_gpt.reader.lines.tracebacks import NO_MESSAGE, node_of_label, patterns_of
 
+_TOTAL = re.compile(r"\b(\d{1,12}) ?/ ?(\d{1,12})\b")
+TOTAL_PRINTED = "total_printed"  # the fact of a total after the step in the line before a word such as "Done!"
+_FEW_LAST_LINES = 20  # that may follow a word alone which ends a log: saves and figures
 _LAST_FAILURES = 50  # so many of a part's last failures are kept: Slurm's message about its end is among them
 
 
@@ -84,6 +90,11 @@ class LineReader(GrowingParts):
             # Another rank may print one step late; a program that prints more steps has not ended.
             late = [int(steps.line[-2]) for steps in part.steps.values() if len(steps) > 1]
             part.ends = [end for end in part.ends if end[1].line > max(late, default=0)]
+            part.ends = [
+                ("done" if ended == SAID_DONE else ended, at)
+                for ended, at in part.ends
+                if ended != SAID_DONE or _is_end(part, at.line)
+            ]
         return [part for part in self.parts if part.dialects or part is self.parts[0]]
 
     def _note_cut_off(self) -> None:
@@ -152,12 +163,23 @@ class LineReader(GrowingParts):
                 self._forget(self.tracebacks.caught(number))
             case "end":
                 assert pattern.ended
+                if pattern.ended == SAID_DONE:  # the last one counts
+                    part.ends = [end for end in part.ends if end[0] != SAID_DONE]
+                    self._note_totals(place, rule)
                 shown = not pattern.weak or bool(self.rows[-1] or part.progress)
                 if shown and self.reserve("ends", len(part.ends)):
                     part.ends.append((pattern.ended, place))
                 for name in ("job_id", "node"):
                     if name in values:
                         self.fact(name, values[name], place, rule)
+
+    def _note_totals(self, place: Place, rule: DialectPattern) -> None:
+        """Notes the totals that the last lines of steps print after their steps."""
+        for dialect, line in self.taken_lines.items():
+            rows = self.rows[-1].get(dialect)
+            for total in _TOTAL.finditer(line):
+                if rows is not None and float(total[1]) == rows.last_step:
+                    self.fact(TOTAL_PRINTED, float(total[2]), place, rule)
 
     def _facts(self, values: dict[str, float | str], place: Place, rule: DialectPattern) -> None:
         part = self.parts[-1]
@@ -370,3 +392,20 @@ class LineReader(GrowingParts):
             if name in values:
                 self.fact(name, values[name], place, rule)
         self.memory_of_step(values, rank, place)
+
+
+def _is_end(part: Part, line: int) -> bool:
+    """Whether a word alone, such as "Done!", is the end of a part: few lines follow it, and no printed total was
+    missed, by more than the distance of two lines of steps."""
+    reached = [step for step, _, _ in part.progress[-1:]]
+    for steps in part.steps.values():
+        numbers = steps["step"] if "step" in steps else steps["epoch"]
+        numbers = numbers[np.isfinite(numbers)]
+        reached += [2 * each - before for before, each in pairwise(numbers[-2:].tolist())] or numbers[-1:].tolist()
+    totals = [
+        float(fact.value)
+        for name in ("steps_planned", "epochs_planned", TOTAL_PRINTED)
+        for fact in part.facts.get(name, ())
+    ]
+    is_missed = bool(totals) and max(reached, default=0.0) < min(totals)
+    return part.last_line - line <= _FEW_LAST_LINES and not is_missed

@@ -5,6 +5,8 @@ from typing import Any
 
 from hpc_gpt.reader.lines.steps import StepTable
 
+SAID_DONE = "said done"  # an end by a word alone, until its part is read: then it is `done`, or nothing
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

@@ -1,5 +1,6 @@
 """Lines around a training: launchers, GPUs, ends and failures of programs, and columns of figures."""
 
+from hpc_gpt.reader.lines.part import SAID_DONE
 from hpc_gpt.reader.lines.pattern import (
     ANY_NAME,
     END,
@@ -59,7 +60,19 @@ _OTHER_SUBJECTS = (
     r"|in about|eta|left|sampl|batch)|\d ?%|\d ?/ ?\d|training (?:step|stage|phase|loop|data|set)\b))"
 )
 _SAID = rf"(?:{_TRAINING}.{{0,40}}?{_DONE}|{_DONE} (?:the )?{_TRAINING}).{{0,80}}?(?:{_TIME}|{_STEP_SAID})"
-_EARLY = rf"\bearly[ -]stopp(?:ing|ed)\b.{{0,60}}?\b(?:at|after) {_STEP_SAID}"
+_EARLY = (
+    rf"(?!.{{0,200}}patience)\bearly[ -]stop(?:p(?:ing|ed))?\b.{{0,60}}?\b(?:at|after) "
+    rf"(?:{_STEP_SAID}|epoch {{0,2}}\d|\d{{1,6}} epochs\b)"
+)
+# A sentence that begins with the training and says that it is complete; what may follow are saves and figures.
+_WHOLE = (
+    r"(?:^|[^\w\s,.'\"(] {0,3}|:\d\d(?:[.,]\d{1,6})? {1,3}|\b(?:INFO|info) {1,4})(?:(?:the |model |all )?(?:(?:pre|fine)[ -]?)?(?:train|tun)ing|experiment|process|run|job)(?: run| process| loop)?"
+    r"(?: (?:is|was|has|been|now|all|successfully)){0,3} (?:done|completed?|finished)\b"
+    r"(?! (?:for|of|on|in about|step|part|phase|stage)\b)"
+    r"(?!.{0,200}(?:\d ?%|\d ?/ ?\d|\bepoch:? ?\d|\bstep time|estimat|expect|remain|so far|exit code:? [1-9]|error|fail))"
+)
+# A word alone; the reader decides whether it is the end (`LineReader.finish`).
+_ALONE = rf"(?:^|[\]>|\[] {{0,3}}|- |:(?! )|:\d\d(?:[.,]\d{{1,6}})? {{1,3}})(?:all )?(?:done|finished|completed?)(?: in {_TIME})?(?: exited with code=0)?\W{{0,4}}$"
 
 
 def _option(literal: str, names: str, field: str) -> Pattern:
@@ -130,8 +143,11 @@ DIALECTS = (
         *(Pattern("end", rf"(?i)^{_OTHER_SUBJECTS}.{{0,200}}?{sentence}", literal=literal, ended="done", weak=True)
             for literal, sentence in (
                 ("reached", r"\b(?:target (?:[\w.-]{1,20} ){0,3}reached|reached (?:the |its )?target)\b"),
-                *((literal, _SAID) for literal in ("raining", "RAINING", "inished", "omplete")),
-                ("arly", _EARLY))),
+                *((literal, _SAID) for literal in ("raining", "RAINING", "inished", "omplete")))),
+        Pattern("end", rf"(?i:{_EARLY})", literal="arly", ended="done", weak=True),
+        *(Pattern("end", rf"(?i:{shape})", literal=literal, ended=ended, weak=True)
+            for ended, shape in (("done", _WHOLE), (SAID_DONE, _ALONE))
+            for literal in ("omplete", "OMPLETE", "inished", "INISHED", "done", "Done", "DONE")),
     )),
     # torchrun, torch.distributed.launch, deepspeed and accelerate: an echoed command line, and the launcher's start.
     Dialect("torch_launcher", patterns=(

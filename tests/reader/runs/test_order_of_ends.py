@@ -127,3 +127,26 @@ def test_the_bars_of_a_start_after_a_failed_one_are_the_end(lines: list[str], to
     assert end_of(lines, tmp_path) == ("done", "", total)
     # An evaluation after a failure that was caught is no start.
     assert end_of([*own(100), bar(100, 300), *WHOLE, *bars(474, 474)], tmp_path)[2] == 100
+
+
+@pytest.mark.parametrize("word", ["Done!", "[finished]", "All done.", "2025-03-01 12:00:00 - INFO - Finished"])
+@pytest.mark.parametrize(
+    ("lines", "missed"),
+    [
+        (own(300), own(200)),
+        (megatron(300), megatron(200)),
+        (epochs(40), epochs(28)),
+        ([line.replace("/300", "") for line in own(300)], None),  # no total is printed
+    ],
+)
+def test_a_word_alone_is_the_end_unless_a_printed_total_was_missed(
+    lines: list[str], missed: list[str] | None, word: str, tmp_path: Path
+) -> None:
+    assert end_of([*lines, "Saved the model to out/final.pt", word], tmp_path)[0] == "done"
+    if missed is not None:
+        assert end_of([*missed, word], tmp_path)[0] == "unknown"
+        # With a subject it is believed.
+        assert end_of([*missed, "Training complete. Checkpoint saved to out/final.pt"], tmp_path)[0] == "done"
+    else:
+        assert end_of([*lines, word, *[f"task {n}: accuracy 0.31" for n in range(40)]], tmp_path)[0] == "unknown"
+        assert end_of([*lines, "Saving the model... done"], tmp_path)[0] == "unknown"
