@@ -1,5 +1,6 @@
 """Reads a log line by line, each line with every pattern. The faster `read_log.BlockReader` must find the same."""
 
+import bisect
 import math
 import re
 from collections.abc import Mapping
@@ -329,6 +330,7 @@ class LineReader(GrowingParts):
                 step is None
                 and "epoch" in row
                 and all(rows.open_row.get(key) == row[key] for key in row if key != "at")
+                and not self._bar_moved(rows.open_line)
             ):
                 return self.leave_out(PRINTED_BEFORE)
             epochs = rows.open_row.get("epoch", math.nan), row.get("epoch", math.nan)
@@ -346,6 +348,12 @@ class LineReader(GrowingParts):
         self.bound_rows(rows, rows.count - 1)
         self._facts_of_step(values, rank, Place(self.file, number), rule)
         return None
+
+    def _bar_moved(self, line: int) -> bool:
+        """Whether the last bar shows a later step than the last one before a line."""
+        progress = self.parts[-1].progress
+        before = bisect.bisect_right(progress, line, key=lambda bar: bar[2])
+        return before > 0 and progress[-1][0] > progress[before - 1][0]
 
     def _rows_from_rank(
         self, rank: int, number: int, row: dict[str, float], line: str, dialect: str

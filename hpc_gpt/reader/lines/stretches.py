@@ -124,7 +124,13 @@ def _stretch(reader: LineReader, block: LineBlock, rows: Places, other_lines: Pl
     """Adds lines that all go into the last part; beyond the first and the last line their order does not matter."""
     timers, bars, more = (block.lines_where(each, other_lines) for each in (is_timers, is_bar, is_more))
     is_next_start = len(bars) > 0 and reader.failed_after_steps()
-    if is_next_start or (len(more) and (reader.full or not belong(block, block.steps[rows], more))):
+    # A bar between two equal lines of steps shows that they are of two steps.
+    repeats = len(bars) and any(
+        name in reader.rows[-1] and _repeated(block, lines, reader.rows[-1][name].open_row)
+        for name, lines in _by_dialect(block, rows)
+    )
+    belongs_elsewhere = len(more) and (reader.full or not belong(block, block.steps[rows], more))
+    if is_next_start or repeats or belongs_elsewhere:
         return _one_by_one(reader, block, np.concatenate((block.steps[rows], other_lines)), unordered)
     if len(bars) and not _bars_stand_alone(reader, block, block.steps[rows], bars):
         unordered = unordered | {index: block.text_and_matches(index) for index in bars.tolist()}

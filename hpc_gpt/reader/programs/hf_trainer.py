@@ -38,7 +38,8 @@ _KEYS = (
     + "|n_positions|gradient_checkpointing|tie_word_embeddings|n_shared_experts|decoder_sparse_step"
 )
 _PROGRESS = (
-    r"(?=(?:[^{}\n]{0,1500}?'(?:global_step/max_steps|iteration)': '(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})')?)"
+    r"(?=(?:[^{}\n]{0,1500}?'(?:(?:global_step/max_steps|iteration)': '|step': '?)(?P<step>\d{1,12})"
+    r"(?:/(?P<steps_planned>\d{1,12})')?(?='?[,}]))?)"
     r"(?=(?:[^{}\n]{0,1500}?'(?:elapsed_time|train_runtime)': '?(?P<elapsed_s>[\dhdms. ]{2,24})(?=[',}]))?)"
 )
 _HEADER = {
@@ -164,7 +165,7 @@ DIALECT = Dialect(
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'loss': {_quoted('loss')}"
             + _entries({"grad_norm": "grad_norm", "learning_rate": "lr", "epoch": "epoch"})
             # Most lines have none of these: one search finds that out.
-            + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|tokens|aux_|(?:seq_|global_)?load_|z_|global_step|iteration|train_runtime))"
+            + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|tokens|aux_|(?:seq_|global_)?load_|z_|global_step|step'|iteration|train_runtime))"
             + _entries(_FIGURES)
             + _PROGRESS
             + ")?",
