@@ -330,7 +330,7 @@ class LineReader(GrowingParts):
                 step is None
                 and "epoch" in row
                 and all(rows.open_row.get(key) == row[key] for key in row if key != "at")
-                and not self._bar_moved(rows.open_line)
+                and not (self._bar_moved(rows.open_line) and (at or line == self.taken_lines.get(rule.dialect.name)))
             ):
                 return self.leave_out(PRINTED_BEFORE)
             epochs = rows.open_row.get("epoch", math.nan), row.get("epoch", math.nan)
@@ -353,7 +353,7 @@ class LineReader(GrowingParts):
         """Whether the last bar shows a later step than the last one before a line."""
         progress = self.parts[-1].progress
         before = bisect.bisect_right(progress, line, key=lambda bar: bar[2])
-        return before > 0 and progress[-1][0] > progress[before - 1][0]
+        return bool(progress) and progress[-1][0] > (progress[before - 1][0] if before else 0)
 
     def _rows_from_rank(
         self, rank: int, number: int, row: dict[str, float], line: str, dialect: str

@@ -86,7 +86,10 @@ def _fields(seconds: str) -> str:
         rf"(?:(?=[^\n]{{0,200}}?train(?:ing)?[_ /-]?loss)|(?![^\n]{{0,200}}\b(?:{VALIDATION})\b))"
         rf"(?=[^\n]{{0,300}}?{LOSS})"
         + _later("lr|learning[_ ]rate", "lr")
-        + _later("(?:consumed[_ ])?tokens[_ ](?:seen|consumed)", "consumed_tokens")
+        + _later(
+            "(?:consumed[_ ])?tokens[_ /](?:seen|consumed|total|processed)|(?:total|consumed)[_ ]tokens",
+            "consumed_tokens",
+        )
         + _later("grad(?:ient)?[_ ]?norm|gnorm", "grad_norm")
         + _later(f"(?:{VALIDATION})[_ /-]loss", "loss_eval")
         + later(rf"{_BEFORE}(?:{seconds})", "step_s", "", ANY_NUMBER, r"[^\n]{0,300}?")

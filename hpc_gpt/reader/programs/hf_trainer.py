@@ -48,7 +48,7 @@ _HEADER = {
 }  # fmt: skip
 _WITHIN = r"[^{}\n]{0,1500}?"
 _FIGURES = {
-    "num_(?:input_tokens_seen|tokens)": "consumed_tokens", "step_tokens_per_second": "tokens_per_s",
+    "num_(?:input_tokens_seen|tokens)|tokens/total": "consumed_tokens", "step_tokens_per_second": "tokens_per_s",
     r"memory/max_(?:mem_)?allocated ?\([gG]i[bB]\)": "memory_allocated_gib",
     r"memory(?:/device_(?:mem_)?reserved ?)?\([gG]i[bB]\)": "memory_reserved_gib",
     "total_peak_memory_allocated_MB": "memory_allocated_mib", "total_peak_memory_reserved_MB": "memory_reserved_mib",

@@ -32,7 +32,7 @@ def add_rates(known: Known, steps: LogSteps) -> None:
     draft, (peak, of_peak) = known.draft, peak_of(known.draft.get("device"))
     limits = {"tflops_printed": (peak, of_peak), "mfu_printed": (1.0, "1")}
     for column, key in PRINTED.items():
-        if (found := _printed(known.facts, steps, column)) is None:
+        if key in draft or (found := _printed(known.facts, steps, column)) is None:
             continue
         figure, source = found
         most, what = limits.get(key, (math.inf, ""))
@@ -161,8 +161,8 @@ def _add_tokens(known: Known, steps: LogSteps) -> None:
     draft = known.draft
     for key, per_unit in (("consumed_tokens", 1), ("consumed_samples", draft.whole("seq"))):
         rows = np.flatnonzero(np.isfinite(steps[key]) & steps.counts) if key in steps else np.zeros(0, np.int64)
-        if per_unit and len(rows) > 1:
-            column, numbers = steps[key], steps["step"]
+        column, numbers = steps[key], steps["step"]
+        if per_unit and len(rows) > 1 and (np.diff(column[rows]) >= 0).all():
             first, last = int(rows[0]), int(rows[-1])
             # The difference lacks the tokens of the first line's steps.
             begun = (step_tokens(draft) or 0) * steps.interval

@@ -49,6 +49,7 @@ _RATES = ("tokens_per_s", "tokens_per_s_gpu", "samples_per_s", "samples_per_s_gp
 _LEAST = 5  # lines that show that a rate grows
 _GROWN = 3.0  # a rate that grows to less than this many times its first figure may be a slow start
 _STRAIGHT = 0.995  # from this correlation with the step on, a figure only grows with it
+_MISCOUNTED = 1.5  # a rate of other tokens, such as those without padding, differs by less from that of all
 _ALIKE = 0.05  # the largest difference to the step time of the bars if a runtime holds only steps
 _MOST = 10**18  # seconds, steps or samples of a run
 
@@ -60,6 +61,7 @@ def add_times(known: Known, steps: LogSteps, parts: Sequence[Part]) -> StepColum
     """
     draft = known.draft
     _drop_growing_rates(draft, steps)
+    _judge_rates(draft, steps, parts)
     step_s, how = _seconds(draft, steps)
     if steps.dialect == EPOCHS:
         timed = step_s[np.isfinite(step_s) & steps.counts]
@@ -98,6 +100,54 @@ def _drop_growing_rates(draft: Draft, steps: LogSteps) -> None:
             draft.flag(message)
             draft.sources.setdefault("tokens_per_s", f"null: {message}")
             del steps.columns[name]
+
+
+def _judge_rates(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
+    """Drops a rate that the counter of tokens or samples in the same lines contradicts, such as one of one micro-batch:
+    a counter that grows faster than the rate gives the rate of tokens in its place."""
+    for name in (each for each in _RATES if each in steps):
+        what, gpus = name.split("_")[0], draft.whole("gpus")
+        by_counter = _counter_rate(steps, parts, f"consumed_{what}")
+        rows = np.flatnonzero(np.isfinite(steps[name]) & steps.counts)
+        if by_counter is None or len(rows) < _LEAST or (name.endswith("_gpu") and not gpus):
+            continue
+        printed = float(np.median(steps[name][rows]))
+        rate = printed * (gpus or 1 if name.endswith("_gpu") else 1)
+        of_one_rank = any(size and abs(rate / by_counter / size - 1) <= _ALIKE for size in (gpus, draft.whole("dp")))
+        if 1 / _MISCOUNTED < rate / by_counter < _MISCOUNTED or (rate > by_counter and of_one_rank):
+            continue
+        total = f" of one GPU, {rate:,.4g} of all" if name.endswith("_gpu") else ""
+        message = f"the program prints {printed:,.4g} {what}/s{total} ({steps.place(int(rows[0]))})"
+        message += f", but its counter of {what} grows by {by_counter:,.0f} a second: left out"
+        draft.flag(message, "disagrees")
+        del steps.columns[name]
+        if what == "tokens" and rate < by_counter:
+            draft.infer("tokens_per_s", by_counter, "consumed_tokens over the time of the steps")
+        else:
+            draft.sources.setdefault("tokens_per_s", f"null: {message}")
+
+
+def _counter_rate(steps: LogSteps, parts: Sequence[Part], counter: str) -> float | None:
+    """What a counter in the lines of steps grows by in a second, by times that follow from no rate; None if the lines
+    have no such counter, or no time."""
+    rows = np.flatnonzero(np.isfinite(steps[counter]) & np.isfinite(steps["step"]) & steps.counts)
+    if len(rows) < _LEAST or (np.diff(steps[counter][rows]) <= 0).any() or (np.diff(steps["step"][rows]) <= 0).any():
+        return None
+    bars = [step for part in parts for step, _, _ in part.progress]
+    # Lines without a number are steps if the bar counts as many.
+    seconds = np.zeros(0)
+    if "step_s" in steps and steps.numbered:
+        seconds = steps["step_s"]
+    elif "elapsed_s" in steps:
+        seconds, _ = _differences(steps, steps["elapsed_s"], _ROUGH_S)
+    elif "at" in steps:
+        seconds, _ = _differences(steps, steps["at"], _EXACT_S)
+    elif (steps.numbered or max(bars, default=0) == steps["step"][rows[-1]]) and (by_bars := timed_bars(parts)):
+        seconds = by_bars[1]
+    seconds = seconds[np.isfinite(seconds) & (seconds > 0)]
+    first, last = int(rows[0]), int(rows[-1])
+    grown = (steps[counter][last] - steps[counter][first]) / (steps["step"][last] - steps["step"][first])
+    return float(grown / np.median(seconds)) if len(seconds) else None
 
 
 def _seconds(draft: Draft, steps: LogSteps) -> tuple[StepColumn, str]:

@@ -1,7 +1,6 @@
 """Which line is a step of its own, whose figure wins, and which figure is left out: small logs in programs' forms."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,13 +21,15 @@ def read(folder: Path, text: str, name: str = "train.log") -> Record:
 
 
 def bar(step: int, total: int) -> str:
-    return f"{100 * step // total:3d}%|{'#' * 4:10s}| {step}/{total} [{step // 60:02d}:{step % 60:02d}<10:00,  1.00s/it]"
+    return (
+        f"{100 * step // total:3d}%|{'#' * 4:10s}| {step}/{total} [{step // 60:02d}:{step % 60:02d}<10:00,  1.00s/it]"
+    )
 
 
 # name -> the line of a step whose figures are those of the line before
 EQUAL_LINES = {
     "HF Trainer": "{'loss': 0.0, 'grad_norm': 0.0, 'learning_rate': 2e-05, 'epoch': 0.01}",
-    "TRL": "{'loss': 0.0, 'grad_norm': 0.0, 'learning_rate': 1e-06, 'num_tokens': 81920.0, 'reward': 0.25, 'epoch': 0.0}",
+    "TRL": "{'loss': 0.0, 'grad_norm': 0.0, 'learning_rate': 1e-06, 'num_tokens': 81920.0, 'kl': 0.2, 'epoch': 0.0}",
     "ms-swift": "{'loss': 0.125, 'token_acc': 0.5, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': 0.02}",
 }
 
@@ -59,3 +60,55 @@ def test_a_step_in_the_line_is_its_number(tmp_path: Path, name: str, quote: str)
     record = read(tmp_path, "".join(f"{line}, 'step': {quote}{12 * step}{quote}}}\n" for step in range(1, 31)))
     assert record.attempts[-1]["last_step"] == 360
     assert not [flag for flag in record.flags if "counted" in flag or "printed before" in flag]
+
+
+def test_two_hosts_that_print_a_line_print_one_step(tmp_path: Path) -> None:
+    hosts = ("gpu11", "gpu12")
+    line = EQUAL_LINES["HF Trainer"]
+    lines = "".join(f"{host}: {line}\n{host}: {bar(step, 30)}\n" for step in range(1, 31) for host in hosts)
+    record = read(tmp_path, lines)
+    assert record.attempts[-1]["last_step"] == 30
+    assert "left out: 30 lines of a step that was printed before" in record.flags
+
+
+AXOLOTL = (
+    "{{'loss': '{0:.2f}', 'grad_norm': '0.41', 'learning_rate': '2e-05', 'memory/max_allocated (GiB)': '30.1',"
+    " 'tokens/train_per_sec_per_gpu': '{1}', 'tokens/total': {2}, 'epoch': '{3:.3f}', 'step': {4}}}\n"
+)
+OWN = "step {4:4d} | loss {0:.2f} | dt: {5:.0f} ms | tok/s {1} | tokens seen {2}\n"
+JSON = '{{"step": {4}, "loss": {0:.2f}, "step_time_ms": {5:.1f}, "tokens_per_sec": {1}, "total_tokens": {2}}}\n'
+HEADS = {AXOLOTL: "Num processes: 4\n", OWN: "", JSON: ""}
+
+
+def counted(form: str, rate: float, tokens: int = 65_536, step_s: float = 4.0) -> str:
+    """The lines of 40 steps, with bars for the program that prints no time."""
+    lines = [HEADS[form]]
+    for step in range(1, 41):
+        lines.append(form.format(3 - step / 50, rate, tokens * step, step / 400, step, 1e3 * step_s))
+        lines += [f"\r{bar(int(step_s * step), 160)}".replace(f" {int(step_s * step)}/160", f" {step}/40")] * (
+            form == AXOLOTL
+        )
+    return "".join(lines)
+
+
+@pytest.mark.parametrize("form", HEADS)
+def test_a_counter_judges_a_rate_of_one_micro_batch(tmp_path: Path, form: str) -> None:
+    record = read(tmp_path, counted(form, 512 if form == AXOLOTL else 2048))
+    assert record.tokens_per_s == pytest.approx(16_384, rel=0.02)
+    assert "but its counter of tokens grows by 16,384 a second: left out" in record.flags[0]
+
+
+@pytest.mark.parametrize("form", HEADS)
+def test_a_rate_above_that_of_the_counter_is_left_out(tmp_path: Path, form: str) -> None:
+    record = read(tmp_path, counted(form, 39_000))
+    assert record.tokens_per_s is None or record.tokens_per_s == pytest.approx(16_384, rel=0.02)
+
+
+@pytest.mark.parametrize("form", HEADS)
+def test_a_rate_of_the_tokens_without_padding_stays(tmp_path: Path, form: str) -> None:
+    rate = 3_300 if form == AXOLOTL else 13_200
+    record = read(tmp_path, counted(form, rate))
+    assert record.tokens_per_s == pytest.approx(13_200, rel=0.02) or record.tokens_per_s == pytest.approx(
+        16_384, rel=0.02
+    )
+    assert not [flag for flag in record.flags if "counter of tokens" in flag]
