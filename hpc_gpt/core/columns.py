@@ -27,6 +27,7 @@ from hpc_gpt.core.format import (
     show_value,
     show_whole,
 )
+from hpc_gpt.core.runs.record import ROUGH_STEP
 
 # Markdown: these begin a tag, a link or code, end a cell, or escape what follows.
 _MARKUP = re.compile(r"[\\|<\[`]")
@@ -57,10 +58,13 @@ class Column:
     style: Callable[[Any], Style] = lambda row: ""
     """Gives the style of a row's cell on a terminal."""
 
+    mark: Callable[[Any], str] = lambda row: ""
+    """Gives what stands before a value, such as `~` if it is rough."""
+
     def show(self, row: Any) -> str:
         """The text of a row's cell."""
         value = self.value(row)
-        return NOTHING if value is None else self.digits(value)
+        return NOTHING if value is None else f"{self.mark(row)}{self.digits(value)}"
 
 
 def column(heading: str, key: str, digits: Callable[[Any], str] = show_value, **options: Any) -> Column:
@@ -234,7 +238,8 @@ FIGURES = {
         column("Batch", "global_batch", show_count, means="samples of one optimizer step over all GPUs"),
         column("Seq", "seq", show_count, means="tokens of a sample"),
         column("Step s", "step_s", show_digits, label="step time", unit="s",
-               means="median seconds of the steady steps"),
+               mark=lambda row: "~" if ROUGH_STEP in getattr(row, "flag_kinds", ()) else "",
+               means="median seconds of the steady steps; after ~ from few differences of times"),
         column("Tokens/s", "tokens_per_s", show_whole, label="tokens/s", means="global batch x sequence / step time"),
         column("Tokens/s per GPU", "tokens_per_s_gpu", show_rate, label="tokens/s per GPU", optional=True,
                means="as the program prints them if it does, else tokens/s / GPUs"),

@@ -320,7 +320,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
     batch = NOTHING if record.global_batch is None else str(record.global_batch)
     if record.global_batch and record.micro_batch and record.micro_batches and record.dp:
         batch += f" = {record.micro_batch} x {record.micro_batches} x dp {record.dp}"
-    step = show_digits(record.step_s)
+    step = FIGURES["step_s"].show(record)
     if record.step_s is not None and record.step_s_p10 is not None:
         step += f" s  (median of {record.steps_used}; 10th to 90th percentile {show_spread(record)}"
         step += f"; {record.warmup_steps} warm-up)"

@@ -23,6 +23,8 @@ SCHEMA = 1
 ON_CPU = "the ranks ran on CPU"
 # The kind of a flag that only says why a main figure is null: nothing is wrong.
 ABSENT = "absent"
+# The kind of a flag that says that `step_s` is rough: few differences of times give it.
+ROUGH_STEP = "rough step"
 
 
 class Flag(str):

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.core.format import counted
-from hpc_gpt.core.runs.record import Flag
+from hpc_gpt.core.runs.record import ROUGH_STEP, Flag
 from hpc_gpt.reader.lines.fields import MIXTURE_FIELDS, STEP_FIELDS
 
 StepColumn = NDArray[np.float64]
@@ -267,6 +267,7 @@ def steps_that_count(step: StepColumn, attempt: Places, resumed: Mapping[int, fl
     return counts
 
 
+MIN_TIMES = 5  # a step time from fewer is rough, unless the program prints it
 WIDE = 1.5  # step times spread widely if the 90th percentile over the 10th is above this
 SLOW_STEP = 1.25
 OUTLIER = 1.5  # a steady step this many times the median is reported; it stays in the median
@@ -293,6 +294,11 @@ class StepTimes:
     apart: int
     flags: tuple[Flag, ...] = ()
     steady: Mask = field(default_factory=_no_marks, compare=False)
+
+    def exact(self) -> StepTimes:
+        """The same times, which are exact although they are few: printed ones, or one over many lines."""
+        flags = (Flag(str(flag)) if flag.kind == ROUGH_STEP else flag for flag in self.flags)
+        return replace(self, flags=tuple(flags))
 
 
 def time_steps(steps: StepTable, step_s: StepColumn, apart: Mask) -> StepTimes | None:
@@ -336,8 +342,8 @@ def measure_steps(step_s: StepColumn, apart: Mask, attempt: Places) -> StepTimes
         steady, warmup, set_apart = np.ones(len(step_s), np.bool_), 0, 0
         flags.append(Flag("no step is left after warm-up: step_s includes warm-up"))
     seconds = step_s[steady]
-    if len(seconds) < 5:
-        flags.append(Flag(f"step_s rests on {counted(len(seconds), 'step')}"))
+    if len(seconds) < MIN_TIMES:
+        flags.append(Flag(f"step_s rests on {counted(len(seconds), 'step')}", ROUGH_STEP))
     mean = float(np.mean(seconds))
     low, middle, high = (float(quantile) for quantile in np.quantile(seconds, (0.1, 0.5, 0.9), overwrite_input=True))
     if high > WIDE * low and len(seconds) >= 5:

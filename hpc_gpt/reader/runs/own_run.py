@@ -73,6 +73,8 @@ def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
     steps.mark_nan(1 if has_each_loss else log_interval(steps), always=has_each_loss)
     # Our clock restarts after an evaluation or a save: no step time includes one.
     times = time_steps(steps, steps["step_s"], steps.is_skipped | steps.nan)
+    if times is not None and (has_each_loss or np.isfinite(steps["step_s"]).all()):
+        times = times.exact()  # else the moments at which lines of a program's log came give some
     eval_loss = steps["loss_eval"]
     evaluated = steps.counts & ~np.isnan(eval_loss)
     steps.eval_step, steps.eval_loss = steps["step"][evaluated], eval_loss[evaluated]

@@ -29,7 +29,8 @@ PRINTED = {
 def add_rates(known: Known, steps: LogSteps) -> None:
     """Adds the printed TFLOPs, MFU, tokens/s per GPU and of all GPUs, each the median of the steady lines, if they are
     possible; and tokens/s by the table of rules, as a log such as nanoGPT's prints no rate."""
-    draft, (peak, of_peak) = known.draft, peak_of(known.draft.get("device"))
+    draft = known.draft
+    peak, of_peak = peak_of(draft.get("device"), draft.get("dtype"))
     limits = {"tflops_printed": (peak, of_peak), "mfu_printed": (1.0, "1")}
     for column, key in PRINTED.items():
         if key in draft or (found := _printed(known.facts, steps, column)) is None:

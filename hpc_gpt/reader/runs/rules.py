@@ -199,11 +199,16 @@ _FLOPS_ALIKE = 0.1  # programs count a norm, a head or the causal half of attent
 
 
 @cache
-def peak_of(device: str | None) -> tuple[float, str]:
-    """Returns (the most TFLOP/s of a device, or of every device if it is not known; what that is)."""
-    peaks = DEVICES[device].peaks.values() if device in DEVICES else ()
-    every = (most for each in DEVICES.values() for most in each.peaks.values())
-    return (max(peaks), f"the peak of {device}") if peaks else (max(every), "the peak of every device")
+def peak_of(device: str | None, dtype: str | None) -> tuple[float, str]:
+    """Returns (the most TFLOP/s of a device, or of every device in the dtype if it is not known; what that is)."""
+    if device in DEVICES:
+        return max(DEVICES[device].peaks.values()), f"the peak of {device}"
+    unit = "tf32" if dtype == "fp32" else dtype
+    every = [(name, most) for each in DEVICES.values() for name, most in each.peaks.items()]
+    of_dtype = [most for name, most in every if name == unit]
+    if of_dtype:
+        return max(of_dtype), f"the peak of every device in {unit}"
+    return max(most for _, most in every), "the peak of every device"
 
 
 def check_rates(record: Record, figures: Figures, steps: LogSteps) -> list[Flag]:
@@ -236,7 +241,7 @@ def check_rates(record: Record, figures: Figures, steps: LogSteps) -> list[Flag]
 def check_flops(record: Record, figures: Figures) -> list[Flag]:
     """Takes the TFLOPs above the peak of the device from `figures`, and shares of a peak above 1; returns the flags. If
     the program's own figure is possible but is none of those by formula, a flag gives both."""
-    (peak, what), flags = peak_of(record.device), list[Flag]()
+    (peak, what), flags = peak_of(record.device, record.units), list[Flag]()
     for name in (*_BY_FORMULA, "mfu", "hfu"):
         figure = figures.get(name, (None, ""))[0]
         most, of = (1.0, "1") if name in ("mfu", "hfu") else (peak, what)

@@ -20,6 +20,7 @@ from hpc_gpt.reader.lines.fields import EPOCHS
 from hpc_gpt.reader.lines.growing_parts import BARS
 from hpc_gpt.reader.lines.part import Part
 from hpc_gpt.reader.lines.steps import (
+    MIN_TIMES,
     OUTLIER,
     RULE,
     SLOW_STEP,
@@ -80,6 +81,8 @@ def add_times(known: Known, steps: LogSteps, parts: Sequence[Part]) -> StepColum
         set_apart |= np.isfinite(steps["loss_eval"])
     times = time_steps(steps, step_s, set_apart)
     assert times is not None
+    if not how or (" over " in how and len(steps) > MIN_TIMES):
+        times = times.exact()
     _add_measured(draft, steps, times, how)
     _flag_times(draft, steps, step_s, times, pauses)
     return step_s
@@ -104,7 +107,10 @@ def _drop_growing_rates(draft: Draft, steps: LogSteps) -> None:
 
 def _judge_rates(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     """Drops a rate that the counter of tokens or samples in the same lines contradicts, such as one of one micro-batch:
-    a counter that grows faster than the rate gives the rate of tokens in its place."""
+    a counter that grows faster than the rate gives the rate of tokens in its place. If the batch and a step time are
+    stated, `check_rates` judges by these."""
+    if "step_s" in steps and draft.whole("global_batch") and draft.whole("seq"):
+        return
     for name in (each for each in _RATES if each in steps):
         what, gpus = name.split("_")[0], draft.whole("gpus")
         by_counter = _counter_rate(steps, parts, f"consumed_{what}")
@@ -145,8 +151,7 @@ def _counter_rate(steps: LogSteps, parts: Sequence[Part], counter: str) -> float
     elif (steps.numbered or max(bars, default=0) == steps["step"][rows[-1]]) and (by_bars := timed_bars(parts)):
         seconds = by_bars[1]
     seconds = seconds[np.isfinite(seconds) & (seconds > 0)]
-    first, last = int(rows[0]), int(rows[-1])
-    grown = (steps[counter][last] - steps[counter][first]) / (steps["step"][last] - steps["step"][first])
+    grown = np.median(np.diff(steps[counter][rows]) / np.diff(steps["step"][rows]))
     return float(grown / np.median(seconds)) if len(seconds) else None
 
 
@@ -304,6 +309,8 @@ def _add_untimed(known: Known, steps: LogSteps, parts: Sequence[Part]) -> None:
     bars, seconds, how = by_bars
     times = time_steps(bars, seconds, np.zeros(len(bars), np.bool_))
     assert times is not None
+    if " over " in how and len(bars) > MIN_TIMES + 1:
+        times = times.exact()
     each_is_sample = times.used >= _ENOUGH_BARS and "over" not in how
     if not each_is_sample and _add_from_total(known, steps, parts, times.step_s):
         return

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.columns import FIGURES
+from hpc_gpt.core.runs.record import ROUGH_STEP, Record
 from hpc_gpt.reader.lines.read_log import read_log
 from hpc_gpt.report.gather import gather_paths
 from tests.reader.lines.comparable import comparable
@@ -112,3 +113,69 @@ def test_a_rate_of_the_tokens_without_padding_stays(tmp_path: Path, form: str) -
         16_384, rel=0.02
     )
     assert not [flag for flag in record.flags if "counter of tokens" in flag]
+
+
+MEGATRON = (
+    " iteration {0:8d}/    1000 | consumed samples: {0:12d} | elapsed time per iteration (ms): 640.5 |"
+    " throughput per GPU (TFLOP/s/GPU): {1:.1f} | learning rate: 2.0E-04 | global batch size:     1 |"
+    " lm loss: 3.1E+00 | loss scale: 1.0 | grad norm: 1.1 | number of skipped iterations:   0 |"
+    " number of nan iterations:   0 |\n"
+)
+TITAN = (
+    "[titan] 2025-06-02 11:20:{0:02d},100 - root - INFO - step: {0:2d}  loss:  7.1020  grad_norm:  2.1000"
+    "  memory: 20.10GiB(25.31%)  tps: 8,010  tflops: {1:.2f}  mfu: 16.21%\n"
+)
+NANOTRON = (
+    "10/17/2025 16:31:{0:02d} [INFO|DP=0|PP=0|TP=0]: iteration: {0} / 900 | consumed_tokens: 85.8G |"
+    " elapsed_time_per_iteration_ms: 640 | tokens_per_sec: 22.8K | tokens_per_sec_per_gpu: 11.4K |"
+    " global_batch_size: 64 | lm_loss: 2.38 | lr: 1e-05 | model_tflops_per_gpu: {1:.1f} |"
+    " hardware_tflops_per_gpu: {1:.1f} | grad_norm: 1.25\n"
+)
+
+
+@pytest.mark.parametrize("form", [MEGATRON, TITAN, NANOTRON])
+def test_a_printed_rate_above_the_peak_of_any_device_is_left_out(tmp_path: Path, form: str) -> None:
+    head = "Mixed precision type: bf16\n"
+    record = read(tmp_path, head + "".join(form.format(step, 4711) for step in range(1, 9)))
+    assert record.tflops_printed is None
+    assert any("tflops_printed would be 4,711, above the peak of every device in bf16" in flag for flag in record.flags)
+    assert read(tmp_path, head + "".join(form.format(step, 911) for step in range(1, 9))).tflops_printed == 911
+
+
+def trainer_bars(steps: int, step_s: int) -> str:
+    bars = "".join(
+        f"\r{100 * step // steps:3d}%|####      | {step}/{steps}"
+        f" [{step * step_s // 60:02d}:{step * step_s % 60:02d}<1:00:00,  7.00s/it]"
+        for step in range(steps + 1)
+    )
+    last = "{'loss': 2.5, 'grad_norm': 1.1, 'learning_rate': 2e-05, 'epoch': 0.5}"
+    return f"***** Running training *****\n  Total optimization steps = {steps}\n{bars}\n{last}\n"
+
+
+def loop(steps: int) -> str:
+    lines = (f"2025-06-02 10:{step:02d}:00,113 INFO step {step} | loss 3.{step}01\n" for step in range(1, steps + 1))
+    return "".join(lines)
+
+
+def factory(steps: int) -> str:
+    return "".join(
+        f'{{"current_steps": {step}, "total_steps": 90, "loss": 1.2{step}, "lr": 1e-05, "epoch": 0.1,'
+        f' "elapsed_time": "0:0{step}:00"}}\n'
+        for step in range(1, steps + 1)
+    )
+
+
+ROUGH = {"bars": trainer_bars(5, 9), "times of day": loop(5), "seconds since the start": factory(5)}
+EXACT = {
+    "many bars": trainer_bars(40, 1),
+    "many lines": loop(9),
+    "printed": "".join(f"iter {step}: loss 3.1{step}, time 561.94ms, mfu 11.20%\n" for step in range(5)),
+}
+
+
+@pytest.mark.parametrize("name", [*ROUGH, *EXACT])
+def test_a_step_time_from_few_differences_is_about(tmp_path: Path, name: str) -> None:
+    record = read(tmp_path, {**ROUGH, **EXACT}[name])
+    assert record.step_s is not None
+    assert (ROUGH_STEP in record.flag_kinds) is (name in ROUGH)
+    assert FIGURES["step_s"].show(record).startswith("~") is (name in ROUGH)
