@@ -27,7 +27,6 @@ from hpc_gpt.core.format import (
     show_value,
     show_whole,
 )
-from hpc_gpt.core.runs.record import ROUGH_STEP
 
 # Markdown: these begin a tag, a link or code, end a cell, or escape what follows.
 _MARKUP = re.compile(r"[\\|<\[`]")
@@ -238,8 +237,7 @@ FIGURES = {
         column("Batch", "global_batch", show_count, means="samples of one optimizer step over all GPUs"),
         column("Seq", "seq", show_count, means="tokens of a sample"),
         column("Step s", "step_s", show_digits, label="step time", unit="s",
-               mark=lambda row: "~" if ROUGH_STEP in getattr(row, "flag_kinds", ()) else "",
-               means="median seconds of the steady steps; after ~ from few differences of times"),
+               means="median seconds of the steady steps"),
         column("Tokens/s", "tokens_per_s", show_whole, label="tokens/s", means="global batch x sequence / step time"),
         column("Tokens/s per GPU", "tokens_per_s_gpu", show_rate, label="tokens/s per GPU", optional=True,
                means="as the program prints them if it does, else tokens/s / GPUs"),

@@ -41,7 +41,7 @@ from hpc_gpt.core.format import (
 )
 from hpc_gpt.core.formulas import seed_factor
 from hpc_gpt.core.keys import names_of
-from hpc_gpt.core.runs.record import RECORD_KEYS, SCHEMA, Record, finite
+from hpc_gpt.core.runs.record import RECORD_KEYS, ROUGH_STEP, SCHEMA, Record, finite
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.tables import close_matches
@@ -193,13 +193,18 @@ def _is_figure(key: str) -> bool:
     return any(kind in kinds for kind in ("int", "float")) and "dict" not in kinds
 
 
+_STEP = replace(
+    FIGURES["step_s"],
+    mark=lambda record: "~" if ROUGH_STEP in record.flag_kinds else "",
+    means=f"{FIGURES['step_s'].means}; after ~ from few differences of times",
+)
 # The columns of tables of runs, in their order: csv and `--columns all` have them all, any other table `usual_columns`.
 COLUMNS = (
     Column("Run", ("name", "run", "job_id"), show_name, right=False),
     Column("Layout", (*AXES, "ep"), show_layout, right=False,
            means="tensor, pipeline, context, data and expert parallel sizes"),
-    *(FIGURES[key]
-      for key in ("gpus", "params", "params_active", "micro_batches", "micro_batch", "global_batch", "step_s")),
+    *(FIGURES[key] for key in ("gpus", "params", "params_active", "micro_batches", "micro_batch", "global_batch")),
+    _STEP,
     Column("p10..p90", ("step_s_p10", "step_s_p90", "steps_used", "warmup_steps"), show_spread,
            means="10th and 90th percentile of the same steps"),
     FIGURES["tokens_per_s"],
@@ -320,7 +325,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
     batch = NOTHING if record.global_batch is None else str(record.global_batch)
     if record.global_batch and record.micro_batch and record.micro_batches and record.dp:
         batch += f" = {record.micro_batch} x {record.micro_batches} x dp {record.dp}"
-    step = FIGURES["step_s"].show(record)
+    step = _STEP.show(record)
     if record.step_s is not None and record.step_s_p10 is not None:
         step += f" s  (median of {record.steps_used}; 10th to 90th percentile {show_spread(record)}"
         step += f"; {record.warmup_steps} warm-up)"

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.columns import FIGURES
 from hpc_gpt.core.runs.record import ROUGH_STEP, Record
 from hpc_gpt.reader.lines.read_log import read_log
 from hpc_gpt.report.gather import gather_paths
+from hpc_gpt.report.tables import COLUMNS
 from tests.reader.lines.comparable import comparable
 from tests.reader.reading import read_log_plainly
 
@@ -178,4 +178,5 @@ def test_a_step_time_from_few_differences_is_about(tmp_path: Path, name: str) ->
     record = read(tmp_path, {**ROUGH, **EXACT}[name])
     assert record.step_s is not None
     assert (ROUGH_STEP in record.flag_kinds) is (name in ROUGH)
-    assert FIGURES["step_s"].show(record).startswith("~") is (name in ROUGH)
+    [column] = [column for column in COLUMNS if column.keys == ("step_s",)]
+    assert column.show(record).startswith("~") is (name in ROUGH)
