@@ -13,7 +13,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from hpc_gpt.core.files import read_text
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_stored, stored_lines_from_end
+from hpc_gpt.core.runs.whole_checkpoints import fault_of_checkpoint, is_being_written
 from hpc_gpt.core.settings.experiment import Command
 from hpc_gpt.core.settings.program_text import fill
 
@@ -208,6 +209,8 @@ _NUMBERS_ALONE = re.compile(rf"(?<![a-z]){_WHOLE}(?![a-z])", re.ASCII | re.IGNOR
 _OF_CHECKPOINT = re.compile(r"(?:checkpoint|ch?e?c?kpt)[-_=:. ]{0,3}$", re.IGNORECASE)  # what is before the number
 _NO_STEP = re.compile(r"(?<![a-z])(?:last|latest|best|final)(?![a-z])", re.IGNORECASE)
 _UNITS = {None: 1, "k": 1000, "m": 10**6}
+# (number in the name, -1 without one; time in epoch seconds; path) of a checkpoint.
+_Numbered = tuple[int, float, Path]
 # One part of a pattern of names: a class of letters, or one letter.
 _GLOB_PART = re.compile(r"\[!?\]?[^\]]*\]|.", re.DOTALL)
 
@@ -234,7 +237,7 @@ def program_folder(run: RunFolder) -> Path | None:
 def checkpoints_of(run: RunFolder) -> list[tuple[int, Path]]:
     """Returns (step, path) of the complete checkpoints of a run, by step; for Megatron-LM only the newest."""
     if (command := command_of(run)) is not None:
-        return [(_step_of(run, number, made), path) for number, made, path in _numbered(run, command)]
+        return [(_step_of(run, number, made), path) for number, made, path in _whole(run, command)]
     with contextlib.suppress(OSError, ValueError):
         step = int(read_text(run.checkpoints / MEGATRON))
         return [(step, (run.checkpoints / MEGATRON).with_name(f"iter_{step:07d}"))]
@@ -242,22 +245,18 @@ def checkpoints_of(run: RunFolder) -> list[tuple[int, Path]]:
 
 
 def own_checkpoints(run: RunFolder, command: Command) -> list[Path]:
-    """The complete checkpoints of a program, by `numbers_in` their names, then by time; first those without a number.
-    If other runs use the folder too, only checkpoints that are later than the run count."""
+    """The checkpoints of a program, whole or not, by `numbers_in` their names, then by time; first those without a
+    number. If other runs use the folder too, only checkpoints that are later than the run are included."""
     return [path for _, _, path in _numbered(run, command)]
 
 
 def unwhole_note(run: RunFolder) -> str:
-    """A line for the user if a program has checkpoints, and none is complete by its `complete`; else empty."""
+    """A line for the user if a program has checkpoints, and none is whole; else empty."""
     command = command_of(run)
-    if command is None or command.complete is None or own_checkpoints(run, command):
+    if command is None or not (numbered := _numbered(run, command)) or _newest_whole(run, command, numbered):
         return ""
-    if not (unwhole := own_checkpoints(run, replace(command, complete=None))):
-        return ""
-    return (
-        f"none of {counted(len(unwhole), 'checkpoint')} is complete, so none is resumed: {unwhole[-1]} has no "
-        f"{command.complete} (command.complete)"
-    )
+    fault = _fault_of(numbered, -1, run, command)
+    return f"none of {counted(len(numbered), 'checkpoint')} is whole, so none is resumed: {numbered[-1][2]} {fault}"
 
 
 def checkpoint_note(run: RunFolder) -> str:
@@ -267,21 +266,21 @@ def checkpoint_note(run: RunFolder) -> str:
         return ""
     if note := unwhole_note(run):
         return note
-    own = [checkpoint for checkpoint in _numbered(run, command) if checkpoint[0] >= 0]
-    latest = max(own, key=lambda checkpoint: checkpoint[1], default=None)
-    if latest is None or (highest := _numbered(run, command, of_any=True)[-1])[0] == latest[0]:
+    own = _numbered(run, command)
+    latest = _newest_whole(run, command, own, by_time=True)
+    highest = _newest_whole(run, command, _numbered(run, command, of_any=True))
+    if latest is None or highest is None or highest[0] == latest[0]:
         return ""
-    counts = " and counts as the newest checkpoint" if highest == own[-1] else ""
+    counts = " and counts as the newest checkpoint" if highest == _newest_whole(run, command, own) else ""
     return (
         f"{highest[2]} has the highest number{counts}, but {latest[2]} was written later: move away the one that "
         "belongs to another training"
     )
 
 
-def _numbered(
-    run: RunFolder, command: Command, until: float = math.inf, of_any: bool = False
-) -> list[tuple[int, float, Path]]:
-    """Returns (number in the name, time, path) of `own_checkpoints`; with `of_any` those of all runs in the folder."""
+def _numbered(run: RunFolder, command: Command, until: float = math.inf, of_any: bool = False) -> list[_Numbered]:
+    """Returns (number in the name, time, path) of `own_checkpoints`; with `of_any` those of all runs in the folder.
+    `until`: only those that were made by then, in epoch seconds."""
     if command.checkpoints is None:
         return []
     pattern, of_run = _pattern(run, command), command.checkpoints.startswith("{run}/")
@@ -294,10 +293,41 @@ def _numbered(
             made = path.stat().st_mtime
         except OSError:  # it was removed, or is a dangling link
             continue
-        if since <= made <= until and _is_complete(path, run, command):
+        if since <= made <= until and not is_being_written(path):
             found.append((made, path))
     numbers = numbers_in([path for _, path in found], pattern)
     return sorted((number, made, path) for number, (made, path) in zip(numbers, found, strict=True))
+
+
+def _whole(run: RunFolder, command: Command) -> list[_Numbered]:
+    """Those of `_numbered` that are whole."""
+    numbered = _numbered(run, command)
+    return [each for index, each in enumerate(numbered) if _fault_of(numbered, index, run, command) is None]
+
+
+def _newest_whole(
+    run: RunFolder, command: Command, numbered: Sequence[_Numbered], by_time: bool = False
+) -> _Numbered | None:
+    """The last one that is whole; None without one. `by_time`: of those with a number, the one that was written last.
+    The others are not looked at, as each look reads its files."""
+    order: Sequence[int] = range(len(numbered))
+    if by_time:
+        order = sorted((index for index in order if numbered[index][0] >= 0), key=lambda index: numbered[index][1])
+    for index in reversed(order):
+        if _fault_of(numbered, index, run, command) is None:
+            return numbered[index]
+    return None
+
+
+def _fault_of(numbered: Sequence[_Numbered], index: int, run: RunFolder, command: Command) -> str | None:
+    """The reason why one of these checkpoints is not whole, by `command.complete` or by `whole_checkpoints`; None if it
+    is whole."""
+    index %= len(numbered)
+    path = numbered[index][2]
+    if command.complete is None:
+        return fault_of_checkpoint(path, numbered[index - 1][2] if index else None)
+    is_complete = (path / fill(command.complete, {"checkpoint": str(path), "run": str(run.path)})).exists()
+    return None if is_complete else f"has no {command.complete} (command.complete)"
 
 
 def _pattern(run: RunFolder, command: Command) -> str:
@@ -309,12 +339,13 @@ def _pattern(run: RunFolder, command: Command) -> str:
 
 
 def newest_checkpoint(run: RunFolder, command: Command, until: float = math.inf) -> tuple[Path | None, int | None]:
-    """Returns (the last of `own_checkpoints` that was made by `until` in epoch seconds, its step). The step is the
-    number in its name, else the last step that was logged before it. Without a checkpoint the step is 0, or None if
+    """Returns (the last whole one of `own_checkpoints` that was made by `until` in epoch seconds, its step). The step
+    is the number in its name, else the last step that was logged before it. Without a checkpoint the step is 0, or None if
     only the program knows its checkpoints."""
-    if not (numbered := _numbered(run, command, until)):
+    newest = _newest_whole(run, command, _numbered(run, command, until))
+    if newest is None:
         return None, None if command.checkpoints is None else 0
-    number, made, path = numbered[-1]
+    number, made, path = newest
     return path, _step_of(run, number, made)
 
 
@@ -333,12 +364,6 @@ def _step_of(run: RunFolder, number: int, made: float) -> int:
 def _last_step(line: Mapping[str, object]) -> int:
     step = line.get("step")
     return step if isinstance(step, int) else 0
-
-
-def _is_complete(path: Path, run: RunFolder, command: Command) -> bool:
-    if command.complete is None:
-        return True
-    return (path / fill(command.complete, {"checkpoint": str(path), "run": str(run.path)})).exists()
 
 
 def numbers_in(paths: Sequence[Path], pattern: str) -> list[int]:

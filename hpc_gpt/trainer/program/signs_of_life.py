@@ -19,7 +19,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from hpc_gpt.core.format import show_duration
@@ -160,7 +160,7 @@ def output_of(pids: Iterable[int]) -> list[Path]:
 def checkpoint_files(run: RunFolder, command: Command) -> dict[str, tuple[int, int]]:
     """Lists {path: (bytes, time)} for the files of the newest checkpoints, complete or not, and for those in the run's
     own folder of checkpoints; at most 1,000."""
-    left = [str(path) for path in own_checkpoints(run, replace(command, complete=None))[-3:]] + [str(run.checkpoints)]
+    left = [str(path) for path in own_checkpoints(run, command)[-3:]] + [str(run.checkpoints)]
     sizes: dict[str, tuple[int, int]] = {}
     while left and len(sizes) < _MOST_FILES:
         path = left.pop()

@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import subprocess
 import tarfile
 import zipfile
@@ -50,6 +51,7 @@ def command(checkpoints: str | None = "out/ckpt-*", complete: str | None = None)
 def make(run: RunFolder, *names: str) -> None:
     for at, name in enumerate(names):
         (run.path / name).mkdir(parents=True)
+        (run.path / name / "weights").write_bytes(b"w")  # an empty one is not whole
         os.utime(run.path / name, (10**9 + at, 10**9 + at))
 
 
@@ -169,10 +171,10 @@ def test_a_training_from_the_start_in_an_old_folder_is_said(run: RunFolder, tmp_
 
 
 def test_only_complete_ones_count(run: RunFolder) -> None:
-    make(run, "checkpoints/a-10", "checkpoints/a-20", "checkpoints/a-30/.done")
+    make(run, "checkpoints/a-10", "checkpoints/a-20", "checkpoints/a-30/.done", "checkpoints/a-30/all")
     done = command("{run}/checkpoints/a-*", "{checkpoint}/.done")
     assert newest_checkpoint(run, done)[0] == run.path / "checkpoints/a-30"
-    (run.path / "checkpoints/a-30/.done").rmdir()
+    shutil.rmtree(run.path / "checkpoints/a-30/.done")
     assert newest_checkpoint(run, done)[0] is None
     assert newest_checkpoint(run, command("{run}/checkpoints/a-*"))[0] == run.path / "checkpoints/a-30"
 
@@ -183,7 +185,7 @@ def test_a_name_is_within_the_checkpoint_and_none_whole_is_said(run: RunFolder) 
     make(run, "checkpoints/step-10", "checkpoints/step-20")
     assert newest_checkpoint(run, asked)[0] is None
     note = checkpoint_note(run)
-    first = f"none of 2 checkpoints is complete, so none is resumed: {run.path}/checkpoints/step-20 has no .metadata"
+    first = f"none of 2 checkpoints is whole, so none is resumed: {run.path}/checkpoints/step-20 has no .metadata"
     assert note == f"{first} (command.complete)"
     assert read_status([run])[0].cause == f"never submitted; {note}"
     assert explain(str(run.path), run.path.parent).notes == [note]
