@@ -131,7 +131,7 @@ def _prepare_script(
         resolved,
         text,
         file.text if file is not None else experiment_text(resolved, f"From {call.path.name}, which runs as it is."),
-        (*(f"note: {finding}" for finding in findings), *counted_by, *_notes(resolved, added)),
+        (*(f"note: {finding}" for finding in findings), *counted_by, *_notes(resolved, added, bool(array))),
         Prediction("a script of your own"),
         file=file.path if file is not None else None,
         job_script=SbatchRequest(tuple(on_line), tuple(array), _provenance(script)),
@@ -315,12 +315,17 @@ def _findings(
     return tuple(findings)
 
 
-def _notes(resolved: Resolved, added: Sequence[str]) -> tuple[str, ...]:
+def _notes(resolved: Resolved, added: Sequence[str], is_array: bool) -> tuple[str, ...]:
     """The notes on the options that the profile adds to the script, and on the signs of progress for the job chain."""
     notes = [f"note: profile {resolved.cluster.name} adds {shlex.join(hide_words(added))}"] if added else []
     pattern = resolved.program.checkpoints
     if pattern is not None:
         notes.append(f"note: the job chain sees progress by the checkpoints {pattern}")
+        if is_array and "%a" not in pattern:
+            notes.append(
+                "note: HPC_GPT_RESUME_FROM is not set, as all elements of the array share these checkpoints: %a in the "
+                "pattern is the element's index"
+            )
     elif not requeue_of(resolved.cluster).why_not(resolved.cluster):
         notes.append(
             "note: each start begins where the script itself resumes; progress is seen by the steps that it prints, "

@@ -331,22 +331,46 @@ def _fault_of(numbered: Sequence[_Numbered], index: int, run: RunFolder, command
 
 
 def _pattern(run: RunFolder, command: Command) -> str:
-    """The absolute pattern of a program's checkpoints."""
+    """The absolute pattern of a program's checkpoints; for an element of an array with its index in place of %a."""
     assert command.checkpoints is not None
-    is_whole = command.checkpoints.startswith("{run}/") or os.path.isabs(command.checkpoints)
+    text = command.checkpoints
+    if "%a" in text and (element := array_element(run, command)) is not None:
+        text = text.replace("%a", element)
+    is_whole = text.startswith("{run}/") or os.path.isabs(text)
     base = "" if is_whole else f"{glob.escape(str(work_folder(run, command)))}/"
-    return base + fill(command.checkpoints, {"run": glob.escape(str(run.path))})
+    return base + fill(text, {"run": glob.escape(str(run.path))})
+
+
+def array_element(run: RunFolder, command: Command) -> str | None:
+    """The index of a run that is an element of a script's array; None for other runs."""
+    row = run.resolved().row if command.script is not None else None
+    return row if row is not None and row.isdecimal() else None
 
 
 def newest_checkpoint(run: RunFolder, command: Command, until: float = math.inf) -> tuple[Path | None, int | None]:
     """Returns (the last whole one of `own_checkpoints` that was made by `until` in epoch seconds, its step). The step
-    is the number in its name, else the last step that was logged before it. Without a checkpoint the step is 0, or None if
-    only the program knows its checkpoints."""
+    is the number in its name, else the last step that was logged before it. Without a checkpoint the step is 0, or
+    None if only the program knows its checkpoints."""
     newest = _newest_whole(run, command, _numbered(run, command, until))
     if newest is None:
         return None, None if command.checkpoints is None else 0
     number, made, path = newest
     return path, _step_of(run, number, made)
+
+
+def checkpoint_for_start(run: RunFolder, command: Command) -> tuple[str, int] | None:
+    """Returns (path, step) of the checkpoint that a start of a program gets in HPC_GPT_RESUME_FROM: the newest whole
+    one, whoever wrote it. The path is relative to the program's folder if the pattern is; empty without a checkpoint.
+    None if the run's checkpoints are not known: there is no pattern, or one for all elements of an array."""
+    if command.checkpoints is None or ("%a" not in command.checkpoints and array_element(run, command) is not None):
+        return None
+    newest = _newest_whole(run, command, _numbered(run, command, of_any=True))
+    if newest is None:
+        return "", 0
+    number, made, path = newest
+    is_relative = not (os.path.isabs(command.checkpoints) or command.checkpoints.startswith("{run}/"))
+    name = os.path.relpath(path, work_folder(run, command)) if is_relative else str(path)
+    return name, _step_of(run, number, made)
 
 
 def _step_of(run: RunFolder, number: int, made: float) -> int:

@@ -85,6 +85,7 @@ class Attempt:
     measured = AttemptPath("measured.json")  # what our trainer's ranks measured, written after ended.json
     ranks = AttemptPath("ranks")
     processes = AttemptPath("processes.json")  # those of the attempt on this machine; see `core.runs.processes`
+    resume = AttemptPath("resume.json")  # the checkpoint that a script gets at its start: `path`, "" for none, `step`
     asked = AttemptPath("asked")  # the requests to the attempt; see `core.runs.requests`
     heartbeats = AttemptPath("beats")  # the heartbeats of each rank; see `core.runs.heartbeats`
     stacks = AttemptPath("stacks")  # the stacks of each rank's threads in a hang, `<rank>.txt`

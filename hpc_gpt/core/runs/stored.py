@@ -43,6 +43,7 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
     "left": {"state": str},
     "outputs": {"files": [str]},
     "trainer": {"resumed_step": int, "device": str, "attention_failed": dict, "experts_by_loop": str},
+    "resume": {"path": str, "step": int},
     "measured": {"skipped_shards": int},
     "start": {"start_s": float, "start_parts": dict},
     "metrics": {"step": int, "step_s": float, "steps_planned": int, "time": float},

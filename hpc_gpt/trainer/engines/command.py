@@ -112,7 +112,11 @@ class CommandRank(ForeignRank):
         files = functools.partial(checkpoint_files, self._run, command) if self._place.rank == 0 else dict
         heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, command.hang_s, files)
         attempt.folder.joinpath(ForeignLog.TRAINS).touch()
-        return ProgramStart(line, self._environment(), log, heart, resumed, str(folder))
+        environment = self._environment()
+        if command.checkpoints is not None:
+            environment["HPC_GPT_RESUME_FROM"] = str(checkpoint or "")
+            environment["HPC_GPT_RESUME_STEP"] = str(resumed) if checkpoint else ""
+        return ProgramStart(line, environment, log, heart, resumed, str(folder))
 
     def _argv(self, checkpoint: Path | None) -> list[str]:
         """The command with its braces filled in, and its arguments to resume: one line for bash, or a list."""

@@ -4,7 +4,8 @@
 
 PID is the shell of job.sh. The script gets the environment with which that shell was started; on this machine the
 environment of the submitter. MODE is SLURM_OPEN_MODE by the script's own options, `-` for none. First makes the files
-of --output and --error; if that fails, the fault is printed, and the script starts all the same.
+of --output and --error, and looks for the checkpoint to resume from; if that fails, the fault is printed, and the
+script starts all the same.
 """
 
 import contextlib
@@ -25,7 +26,8 @@ from hpc_gpt.trainer.program.output_files import make_outputs  # noqa: E402
 
 
 def environment_of(pid: str, run: str, attempt: str, mode: str) -> dict[bytes, bytes]:
-    """The environment with which the shell was started, the run's three variables, and those of an array's element."""
+    """The environment with which the shell was started, the run's variables, those of the checkpoint to resume from,
+    and those of an array's element."""
     variables = as_given(Path(f"/proc/{pid}/environ").read_bytes())
     variables.pop(b"SLURM_OPEN_MODE", None)
     if mode != "-":
@@ -33,6 +35,10 @@ def environment_of(pid: str, run: str, attempt: str, mode: str) -> dict[bytes, b
     if b"SLURM_TASK_PID" in variables:
         variables[b"SLURM_TASK_PID"] = b"%d" % os.getpid()
     run_variables = {"HPC_GPT_RUN": run, "HPC_GPT_ATTEMPT": attempt, "HPC_GPT_CHECKPOINTS": f"{run}/checkpoints"}
+    try:
+        run_variables |= _resume_variables(run, attempt)
+    except Exception as fault:
+        print(f"note: HPC_GPT_RESUME_FROM is not set: {fault!r}", flush=True)
     run_variables |= _array(run) if GIVEN in os.environ else {}
     starts = [_tables(str(path)) for path in Path(run, "attempts").glob("*/attempt.json")]
     own = _tables(f"{run}/attempts/{attempt}/attempt.json")
@@ -40,6 +46,25 @@ def environment_of(pid: str, run: str, attempt: str, mode: str) -> dict[bytes, b
     if in_job := sum(bool(start.get("in_job")) for start in of_job):  # a script that looks has started before
         run_variables["SLURM_RESTART_COUNT"] = str(int(own.get("restart") or 0) + in_job)
     return variables | {name.encode(): os.fsencode(value) for name, value in run_variables.items()}
+
+
+def _resume_variables(run: str, attempt: str) -> dict[str, str]:
+    """The variables of the checkpoint that the script is given, and resume.json with it; empty if its checkpoints are
+    not known."""
+    if not (_tables(f"{run}/resolved.json").get("command") or {}).get("checkpoints"):
+        return {}
+    from hpc_gpt.core.runs.checkpoints import checkpoint_for_start, command_of  # loads more than other starts need
+    from hpc_gpt.core.runs.run_folder import RunFolder
+
+    folder = RunFolder(Path(run))
+    command = command_of(folder)
+    checkpoint = None if command is None else checkpoint_for_start(folder, command)
+    if checkpoint is None:
+        return {}
+    path, step = checkpoint
+    with contextlib.suppress(OSError):
+        folder.attempt(int(attempt)).resume.write_text(json.dumps({"path": path, "step": step}) + "\n")
+    return {"HPC_GPT_RESUME_FROM": path, "HPC_GPT_RESUME_STEP": str(step) if path else ""}
 
 
 def _tables(path: str) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def command(checkpoints: str | None = "out/ckpt-*", complete: str | None = None)
 
 def make(run: RunFolder, *names: str) -> None:
     for at, name in enumerate(names):
-        (run.path / name).mkdir(parents=True)
+        (run.path / name).mkdir(parents=True, exist_ok=True)
         (run.path / name / "weights").write_bytes(b"w")  # an empty one is not whole
         os.utime(run.path / name, (10**9 + at, 10**9 + at))
 
@@ -171,7 +171,7 @@ def test_a_training_from_the_start_in_an_old_folder_is_said(run: RunFolder, tmp_
 
 
 def test_only_complete_ones_count(run: RunFolder) -> None:
-    make(run, "checkpoints/a-10", "checkpoints/a-20", "checkpoints/a-30/.done", "checkpoints/a-30/all")
+    make(run, "checkpoints/a-10", "checkpoints/a-20", "checkpoints/a-30", "checkpoints/a-30/.done")
     done = command("{run}/checkpoints/a-*", "{checkpoint}/.done")
     assert newest_checkpoint(run, done)[0] == run.path / "checkpoints/a-30"
     shutil.rmtree(run.path / "checkpoints/a-30/.done")

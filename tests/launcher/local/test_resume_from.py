@@ -1,0 +1,89 @@
+"""HPC_GPT_RESUME_FROM: each start of a script gets the newest whole checkpoint, and plain bash runs the same line."""
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hpc_gpt.core.runs.run_folder import RunFolder
+from tests.cli.command import in_process
+from tests.launcher.local.conftest import newest
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+# Saves every ten steps of 30, a file after the other; the first start dies in the save of step 20.
+TRAIN = """\
+import os, sys
+first = int(sys.argv[2].rpartition("-")[2]) if sys.argv[1:2] == ["--resume"] else 0
+for step in range(first + 1, 31):
+    print(f"step {step}/30 loss {5 - step / 10:.2f}", flush=True)
+    if step % 10 == 0:
+        os.makedirs(f"out/step-{step}", exist_ok=True)
+        open(f"out/step-{step}/model.bin", "w").write("weights")
+        if step == 20 and first == 0:
+            os.kill(os.getpid(), 9)
+        open(f"out/step-{step}/optimizer.bin", "w").write("moments")
+"""
+
+
+def readme_line() -> str:
+    """The line of README by which a script finds its newest checkpoint."""
+    return next(line for line in (REPOSITORY / "README.md").read_text().splitlines() if line.startswith("newest="))
+
+
+def script(*lines: str, options: str = "") -> str:
+    return "\n".join(["#!/bin/bash", f"#SBATCH --job-name=fit --time=9:00:00 {options}", *lines, ""])
+
+
+GIVEN = 'echo "given ${HPC_GPT_RESUME_FROM-unset} ${HPC_GPT_RESUME_STEP-unset}"'
+RUN = 'python3 train.py ${newest:+--resume "$newest"}'
+
+
+def given(run: RunFolder) -> list[str]:
+    """What each attempt of the run was given."""
+    return [found for each in run.attempts() for found in re.findall("given (.*)", each.log.read_text())]
+
+
+def test_a_start_gets_the_newest_whole_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "fit.sh").write_text(script(GIVEN, readme_line(), RUN))
+    in_process(
+        *("submit", "--cluster", "local", "--wait", "--checkpoints", "out/step-*"),
+        *("--set", "job.restart_in_job=true", "--set", "job.retry_pause_s=0", "fit.sh"),
+        cwd=tmp_path,
+        code=0,
+    )
+    run = newest()
+    assert given(run) == [" ", "out/step-10 10"]
+    (record,) = json.loads(in_process("report", str(run.path), "--json", code=0).stdout)["records"]
+    assert (record["ended"], [each["first_step"] for each in record["attempts"]]) == ("done", [1, 11])
+
+
+def test_without_a_pattern_the_variables_are_unset(tmp_path: Path) -> None:
+    (tmp_path / "fit.sh").write_text(script(GIVEN))
+    in_process("submit", "--cluster", "local", "--wait", "fit.sh", cwd=tmp_path, code=0)
+    assert given(newest()) == ["unset unset"]
+
+
+def test_an_element_of_an_array_gets_its_own(tmp_path: Path) -> None:
+    for element in (1, 2):
+        (tmp_path / f"out/{element}/step-{element}0").mkdir(parents=True)
+        (tmp_path / f"out/{element}/step-{element}0/model.bin").write_text("weights")
+    (tmp_path / "fit.sh").write_text(script(GIVEN, options="--array=1-2"))
+    submit = ("submit", "--cluster", "local", "--wait", "--checkpoints")
+    in_process(*submit, "out/%a/step-*", "fit.sh", cwd=tmp_path, code=0)
+    in_process(*submit, "out/*/step-*", "fit.sh", cwd=tmp_path, code=0)
+    logs = [path.read_text() for path in sorted((tmp_path / "logs").glob("fit/*/attempts/1/log"))]
+    every = sorted(found for text in logs for found in re.findall("given (.*)", text))
+    assert every == ["out/1/step-10 10", "out/2/step-20 20", "unset unset", "unset unset"]
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_plain_bash_runs_the_line_of_the_readme(tmp_path: Path, has_checkpoint: bool) -> None:
+    for step in (9, 10) if has_checkpoint else ():
+        (tmp_path / f"out/step-{step}").mkdir(parents=True)
+    done = subprocess.run(
+        ["bash", "-c", f'{readme_line()}; echo "[$newest]"'], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == ("[out/step-10]\n" if has_checkpoint else "[]\n")
