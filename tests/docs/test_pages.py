@@ -50,7 +50,7 @@ def test_the_readme_is_read_in_one_sitting():
 
 def test_the_pages_and_their_lines_are_short():
     pages = {page.name: page.read_text(encoding="utf-8") for page in PAGES if page.parent.name == "docs"}
-    assert sum(text.count("\n") for text in pages.values()) <= 3790
+    assert sum(text.count("\n") for text in pages.values()) <= 4200  # with recipes for programs and a page for sites
     assert pages["operators.md"].count("\n") <= 60
     for name, text in pages.items():
         prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
