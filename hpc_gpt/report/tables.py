@@ -195,7 +195,7 @@ def _is_figure(key: str) -> bool:
 
 _STEP = replace(
     FIGURES["step_s"],
-    mark=lambda record: "~" if ROUGH_STEP in record.flag_kinds else "",
+    mark=lambda row: "~" if ROUGH_STEP in getattr(row, "flag_kinds", ()) else "",
     means=f"{FIGURES['step_s'].means}; after ~ from few differences of times",
 )
 # The columns of tables of runs, in their order: csv and `--columns all` have them all, any other table `usual_columns`.
