@@ -404,7 +404,7 @@ def first_save(folder: Path, ranks: int) -> Callable[[], int]:
     def sends(rank: int) -> Any:
         peer = One()
         peer.rank = rank
-        put_states(RankFiles(peer), held(rank), {}, SavedIndex())
+        put_states(RankFiles(peer), held(rank), {"optimizer": {}}, SavedIndex())
         return pickle.dumps(peer.value)
 
     texts = [sends(rank) for rank in range(ranks)]
@@ -422,7 +422,7 @@ def first_save(folder: Path, ranks: int) -> Callable[[], int]:
 
     def save() -> int:
         sent.clear()
-        put_states(files := RankFiles(First()), held(0), {}, SavedIndex())
+        put_states(files := RankFiles(First()), held(0), {"optimizer": {}}, SavedIndex())
         files.write(folder)
         size = (folder / INDEX).stat().st_size
         for path in folder.iterdir():

@@ -122,12 +122,15 @@ def _of_deepspeed(engine: Any) -> States:
 
 
 def numbers_of(engine: Any) -> dict[str, float | None]:
-    """Steps, those of the optimizer, and fp16's loss scale."""
+    """Steps, those of the optimizer on any rank, and fp16's loss scale. Collective."""
     if isinstance(engine, TorchEngine):
         optimizer, scale = kernel_of(engine._update.optimizer), engine._scaler.read().get("scale")
     else:
         optimizer, scale = engine._engine.basic_optimizer, None
         if engine._resolved.train.dtype == "fp16":
             scale = float(engine._engine.optimizer.loss_scale)
-    state = next((one for one in optimizer.state.values() if "step" in one), {})
-    return {"step": engine.step, "updates": float(state["step"]) if state else None, "scale": scale}
+    updates: list[Any] = [None] * dist.get_world_size()
+    own = {float(one["step"]) for one in optimizer.state.values() if "step" in one}
+    dist.all_gather_object(updates, own)
+    (found,) = set().union(*updates) or {None}
+    return {"step": engine.step, "updates": found, "scale": scale}

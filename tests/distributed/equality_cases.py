@@ -69,6 +69,8 @@ MODELS: dict[str, dict[str, Any]] = {
 OTHER_SHAPES: dict[str, dict[str, Any]] = {
     "uneven": {"hidden": 30, "layers": 2, "heads": 2},
     "odd": {"hidden": 33, "heads": 3},
+    # Newton-Schulz of a matrix takes so long that a rank has nothing else.
+    "wide": {"hidden": 256, "layers": 1},
 }
 
 

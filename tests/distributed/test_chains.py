@@ -1,5 +1,6 @@
 """Every engine goes on from any engine's checkpoint, in any layout: with its values to the bit, and its losses."""
 
+import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +16,7 @@ from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.checkpoints.states import INDEX, SavedStates
 from hpc_gpt.trainer.engines.protocol import read_weights
 from tests.distributed.engine_states import States, numbers_of, states_of
 from tests.distributed.equality_cases import CLIP, Case
@@ -99,11 +101,13 @@ def differing(one: States, other: States) -> list[str]:
     ]
 
 
-def resume(folder: Path, name: str, first: Case, *cases: Case, chained: bool = False) -> dict[str, Any]:
+def resume(
+    folder: Path, name: str, first: Case, *cases: Case, chained: bool = False, begins: Callable[..., Any] = begin
+) -> dict[str, Any]:
     """What each case finds in the checkpoint of the first one, or of the one before it (`chained`)."""
     kept = folder / f"{name} 0"
     steps = len(cases) if chained else 1
-    begun = on_its_ranks(folder, f"{name} begins", first.layout.gpus, lambda: begin(first, kept, steps))
+    begun = on_its_ranks(folder, f"{name} begins", first.layout.gpus, lambda: begins(first, kept, steps))
     saved, links = begun and begun[:2], []
     for number, case in enumerate(cases, 1):
         after = folder / f"{name} {number}" if chained else None
@@ -128,6 +132,20 @@ def resume(folder: Path, name: str, first: Case, *cases: Case, chained: bool = F
             saved = trained if chained else saved
         kept = after or kept
     return {"links": links}
+
+
+def resume_of_0_4(folder: Path, name: str, first: Case, *cases: Case) -> dict[str, Any]:
+    """Resumes of a checkpoint that has no number of updates, as 0.4.0 wrote if rank 0 had none."""
+
+    def begin_without(case: Case, kept: Path, steps: int) -> tuple[States, Any]:
+        begun = begin(case, kept, steps)
+        if dist.get_rank() == 0:
+            index = json.loads((kept / INDEX).read_text())
+            (kept / INDEX).write_text(json.dumps(index | {"optimizer": {}}))
+        dist.barrier()
+        return begun
+
+    return resume(folder, name, first, *cases, begins=begin_without)
 
 
 def chain(folder: Path, name: str, *cases: Case) -> dict[str, Any]:
@@ -169,6 +187,29 @@ EXPERTS_OF_MUON = [case_of(*one, optimizer="muon", **MIXTURE) for one in ((EP2, 
 @each_task([task_of(chain, "muon", *OF_MUON)], always=[task_of(chain, "muon with experts", *EXPERTS_OF_MUON)])
 def test_muons_momentum_goes_on_in_every_layout(task: Task, found: Found) -> None:
     check(found(task)["links"])
+
+
+# Rank 0 updates hidden matrices alone, and has none of AdamW's states.
+WIDE = [
+    case_of(*one, optimizer="muon", model="wide") for one in ((DP2, SHARDED), (DP2, FSDP), (DP2, SHARDED), (DP1, DDP))
+]
+
+
+@each_task([task_of(chain, "wide", *WIDE)])
+def test_a_rank_0_without_a_state_of_adamw_saves_its_number(task: Task, found: Found, launch_of: Any) -> None:
+    check(found(task)["links"])
+    saved = SavedStates(launch_of(task).folder / "wide 0")
+    names = [name for name in saved.names if "exp_avg" in saved.kinds(name)]
+    files = {file for name in names for file, *_ in saved.pieces(name, "exp_avg", 0, 0, 1)}
+    assert files == {"states-00001.safetensors"}
+    assert saved.about["optimizer"] == {"step": FIRST}
+
+
+@each_task([task_of(resume_of_0_4, "lacking", *WIDE)])
+def test_a_checkpoint_of_0_4_without_the_number_has_that_of_its_own_index(task: Task, found: Found) -> None:
+    links = found(task)["links"]
+    assert len(links) == 3
+    check(links)
 
 
 @each_task([task_of(chain, "neighbours", *NEIGHBOURS)])

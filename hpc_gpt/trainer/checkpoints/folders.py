@@ -19,8 +19,9 @@ from hpc_gpt.core.errors import CheckpointError, read_hint
 from hpc_gpt.core.files import json_in, sync
 from hpc_gpt.core.runs.checkpoints import COMPLETE, set_aside
 
-# Hints for a checkpoint that cannot be loaded.
+# Hints for a checkpoint that cannot be loaded, or would be so if it was saved.
 REMOVE_IT = "remove the checkpoint: then the one before it is used"
+IT_IS_OURS = "this is a fault of hpc-gpt: report it; another engine, or engine.sharded_optimizer=false, may save"
 IT_IS_DAMAGED = "the checkpoint is damaged; remove it: then the one before it is used"
 # File name in the checkpoint's folder -> "bytes" and "crc32".
 Sums = dict[str, dict[str, int]]

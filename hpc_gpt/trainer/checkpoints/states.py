@@ -16,6 +16,7 @@ offset, tp_rank, first, count, files, step), stands for `files` runs: each is in
 before, and continues where that one ends.
 """
 
+import itertools
 import json
 import math
 import zlib
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.trainer.checkpoints.folders import IT_IS_DAMAGED, REMOVE_IT, load_json
+from hpc_gpt.trainer.checkpoints.folders import IT_IS_DAMAGED, IT_IS_OURS, REMOVE_IT, load_json
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles, map_file
 from hpc_gpt.trainer.model.tensor_parallel import Split
 from hpc_gpt.trainer.ranks import Peers
@@ -40,6 +41,8 @@ INDEX, FORMAT = "states.json", 1
 WEIGHT = "weight"
 # Files that are mapped at a time. A process may have 65,530 maps (vm.max_map_count), and torch has some thousand.
 _MAX_MAPS = 8192
+# A kind of AdamW's, and the number of its updates, without which AdamW cannot use it.
+MOMENT, UPDATES = "exp_avg", "step"
 
 
 @dataclass(frozen=True)
@@ -117,8 +120,18 @@ class SavedIndex:
     parameters: dict[str, Any] = field(default_factory=dict)
 
 
-def put_states(files: RankFiles, held: Iterable[Held], about: Mapping[str, Any], last: SavedIndex) -> None:
-    """Adds the elements that this rank writes, and on rank 0 the index, which begins with `about`. Collective."""
+def put_states(
+    files: RankFiles,
+    held: Iterable[Held],
+    about: Mapping[str, Any],
+    last: SavedIndex,
+    names: Iterable[str] = (),
+) -> None:
+    """Adds the elements that this rank writes, and on rank 0 the index, which begins with `about`. Collective.
+
+    `about["optimizer"]`: the optimizer's states that are one number, of the parameters that this rank updates; the
+    index has those of all ranks. Raises CheckpointError if no engine could load the parameters `names` by a new index.
+    """
     held = [one for one in held if any(one.share.places())]
     ends = [max(begin + count for _, begin, count in one.share.places()) for one in held]
     kept = [one.elements.detach().reshape(-1)[:end] for one, end in zip(held, ends, strict=True)]
@@ -134,12 +147,27 @@ def put_states(files: RankFiles, held: Iterable[Held], about: Mapping[str, Any],
             place = offset + begin * elements.element_size()
             rows.append((place, 0 if split is None else share.tp_rank, first, count))
     peers, sent = files.peers, (keys, rows)
-    if not peers.broadcast(all(peers.gather(sent == last.sent))):
+    ranks = peers.gather((sent == last.sent, about["optimizer"]))
+    numbers = {kind: value for _, of_rank in ranks for kind, value in of_rank.items()}
+    about = {"format": FORMAT, **about, "optimizer": numbers}
+    if not peers.broadcast(all(is_alike for is_alike, _ in ranks)):
         last.sent = None  # until rank 0 has the new places
         last.parameters = _gather(peers, keys, rows)
+        fault = _find_fault({**about, "parameters": last.parameters}, names) if peers.is_first else None
+        if (fault := peers.broadcast(fault)) is not None:
+            raise CheckpointError(f"step {about['step']} cannot be saved: {fault}", IT_IS_OURS)
         last.sent = sent
     if peers.is_first:
-        files.put_bytes(INDEX, show_index({"format": FORMAT, **about}, last.parameters).encode())
+        files.put_bytes(INDEX, show_index(about, last.parameters).encode())
+
+
+def _find_fault(about: dict[str, Any], names: Iterable[str]) -> str | None:
+    """The reason why no engine could load a checkpoint of this index; None if any can."""
+    try:
+        SavedStates(Path("the checkpoint"), about).check(names)
+    except CheckpointError as fault:
+        return str(fault)
+    return None
 
 
 def show_index(about: Mapping[str, Any], parameters: Mapping[str, Any]) -> str:
@@ -204,9 +232,10 @@ class SavedStates:
 
     has_optimizer = True  # whether it gives the optimizer's states
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, about: dict[str, Any] | None = None) -> None:
+        """Reads the index of the folder, unless it is given as `about`."""
         self.folder = folder
-        self.about = load_json(folder / INDEX)
+        self.about = load_json(folder / INDEX) if about is None else about
         if self.about.get("format") != FORMAT:
             raise CheckpointError(
                 f"{folder} is a checkpoint of format {self.about.get('format')}, and this version reads {FORMAT}",
@@ -220,7 +249,24 @@ class SavedStates:
     def optimizer(self) -> dict[str, float]:
         """The optimizer's states that are one number, by its own names; without skipped steps."""
         numbers: dict[str, float] = self.about["optimizer"]
+        if not numbers and any(MOMENT in self.kinds(name) for name in self.names):
+            # 0.4.0 wrote rank 0's numbers alone, which has none if other ranks own all of AdamW's parameters.
+            numbers = {UPDATES: float(self.about["step"])}
         return numbers if self.has_optimizer else {}
+
+    def check(self, names: Iterable[str]) -> None:
+        """Checks that each of the parameters `names` has all elements of its kinds, and the numbers that go with
+        these."""
+        for name in names:
+            entry = self._entry(name)
+            if MOMENT in entry["kinds"] and UPDATES not in self.about["optimizer"]:
+                raise CheckpointError(f"{self.folder} holds {MOMENT} of {name}, but no {UPDATES}", REMOVE_IT)
+            shares = 1 if entry["split"] is None else self._tp
+            wanted = math.prod(entry["shape"]) // shares
+            for kind, tp_rank in itertools.product(dict.fromkeys((WEIGHT, *entry["kinds"])), range(shares)):
+                runs = self._kind(name, kind)["runs"]
+                counts = [count * files for *_, of_rank, _, count, files, _ in runs if of_rank == tp_rank]
+                self._check_count(name, sum(counts), wanted)
 
     @property
     def names(self) -> list[str]:
@@ -297,8 +343,11 @@ class SavedStates:
         for begin, elements in self._elements(name, kind, tp_rank, first, first + len(memory)):
             memory[begin - first : begin - first + len(elements)].copy_(elements)
             filled += len(elements)
-        if filled != len(memory):
-            raise CheckpointError(f"{self.folder} holds {filled} of the {len(memory)} elements of {name}", REMOVE_IT)
+        self._check_count(name, filled, len(memory))
+
+    def _check_count(self, name: str, count: int, wanted: int) -> None:
+        if count != wanted:
+            raise CheckpointError(f"{self.folder} holds {count} of the {wanted} elements of {name}", REMOVE_IT)
 
     def _elements(self, name: str, kind: str, tp_rank: int, first: int, end: int) -> Iterator[tuple[int, Tensor]]:
         """Yields (first, elements) for the saved elements from `first` to `end`, mapped."""

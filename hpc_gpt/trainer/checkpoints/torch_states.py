@@ -42,7 +42,8 @@ class TorchStates:
                         yield Held(share, kind, value)
 
     def numbers(self) -> dict[str, float]:
-        """The optimizer's states that are one number, the same for all parameters that have it."""
+        """The optimizer's states that are one number, the same for all parameters that have it; those of the parameters
+        that this rank updates."""
         first: dict[str, Tensor] = {}
         for states in self._optimizer.state.values():
             first = {kind: value for kind, value in states.items() if not value.ndim} | first

@@ -148,7 +148,9 @@ class TrainingEngine:
             "loss_scale": self._read_scale(),
             "settings": identity(self._resolved),
         }
-        put_states(files, [*self._states.held(), *self.balance.held(self.is_first_of_stage)], about, self._index)
+        held = [*self._states.held(), *self.balance.held(self.is_first_of_stage)]
+        names = [*self._resolved.model.parameter_names, *self._resolved.model.buffer_names]
+        put_states(files, held, about, self._index, names)
         put_generators(files, self.device)
 
     def load(self, folder: Path) -> None:

@@ -125,7 +125,7 @@ def save(folder: Path, how: str, tp: int, dp: int) -> None:
             shares = []
         shares = [share for share in shares if share.split or share.tp_rank == 0]
         held = [Held(share, kind, held_by(share, kind)) for kind in KINDS for share in shares]
-        put_states(files, held, {"settings": {"layout.tp": tp}}, last)
+        put_states(files, held, {"settings": {"layout.tp": tp}, "optimizer": {}}, last)
         files.copy(HostCopies())
         files.write(folder)
 
@@ -272,6 +272,28 @@ def test_only_contents_are_said_to_be_damaged(saved: dict[Any, Path], tmp_path: 
         assert "the checkpoint is damaged" in refused(lambda path=path: map_file(path))
 
 
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("no step", "holds exp_avg of w, but no step"),
+        ("half a weight", "holds 3 of the 6 elements of w"),
+        ("no weight", "holds no weight of w"),
+        ("no parameter", "holds no w"),
+    ],
+)
+def test_a_checkpoint_that_no_engine_could_load_fails_when_it_is_saved(fault: str, said: str) -> None:
+    files, value = RankFiles(), torch.ones(6)
+    whole = Share("w", (6,), None, 0, 1, 0, 6, 6)
+    weight, moment = Held(whole, "weight", value), Held(whole, "exp_avg", value)
+    half = Held(Share("w", (6,), None, 0, 1, 0, 3, 6), "weight", value[:3])
+    held = {"no step": [weight, moment], "half a weight": [half, moment], "no weight": [moment], "no parameter": []}[
+        fault
+    ]
+    about = {"step": 7, "settings": {"layout.tp": 1}, "optimizer": {} if fault == "no step" else {"step": 7.0}}
+    with pytest.raises(CheckpointError, match=f"step 7 cannot be saved: the checkpoint {said}"):
+        put_states(files, held, about, SavedIndex(), ["w"])
+
+
 def test_places_are_sent_once_until_they_change(tmp_path: Path) -> None:
     sizes = [3, 3, 4, 4]
     sent = list[int]()
@@ -283,13 +305,13 @@ def test_places_are_sent_once_until_they_change(tmp_path: Path) -> None:
             files = RankFiles(peers)
 
             def counted(value: Any, number: int = number) -> Sequence[Any]:
-                sent.extend([number] * (peers.rank == 0 and not isinstance(value, bool)))
+                sent.extend([number] * (peers.rank == 0 and not isinstance(value[0], bool)))
                 return gather(value)
 
             peers.gather = counted  # type: ignore[method-assign]
             share = Share("w", (2 * size,), None, 0, 1, peers.rank * size, size, 2 * size)
             value = torch.arange(peers.rank * size, (peers.rank + 1) * size) + 0.5
-            put_states(files, [Held(share, "weight", value)], {"settings": {"layout.tp": 1}}, last)
+            put_states(files, [Held(share, "weight", value)], {"settings": {"layout.tp": 1}, "optimizer": {}}, last)
             if peers.is_first:
                 (tmp_path / str(number)).mkdir()
             peers.all_gather(None)

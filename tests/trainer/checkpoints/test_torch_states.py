@@ -63,7 +63,7 @@ def test_an_optimizer_may_keep_other_states_of_each_parameter(tmp_path: Path) ->
     optimizer.state[parameters[0]] = {"momentum": 2 * parameters[0].detach()}
     optimizer.state[parameters[1]] = {"step": torch.tensor(3.0), "exp_avg": 3 * parameters[1].detach()}
     assert ours.numbers() == {"step": 3.0}
-    put_states(files := RankFiles(), ours.held(), {"settings": {"layout.tp": 1}}, SavedIndex())
+    put_states(files := RankFiles(), ours.held(), {"settings": {"layout.tp": 1}, "optimizer": {}}, SavedIndex())
     files.write(tmp_path)
     saved = SavedStates(tmp_path)
     assert [saved.kinds(f"weight {number}") for number in range(3)] == [["momentum"], ["exp_avg"], []]
