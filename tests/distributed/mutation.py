@@ -131,12 +131,15 @@ def _no_marks(engine: Any) -> None:
 
 
 def _no_exchange(engine: Any) -> None:
-    engine._update.optimizer._sync_params = lambda: None  # ZeroRedundancyOptimizer's
-    engine._update.optimizer._owners = {}  # Muon's
+    optimizer = engine._update.optimizer
+    optimizer.send_weights = None
+    for matrices in getattr(optimizer, "matrices", ()):
+        matrices._rounds = [tuple(stack if rank == matrices._rank else None for rank, stack in enumerate(one))
+                            for one in matrices._rounds]  # fmt: skip
 
 
 def _nothing_of_others(engine: Any) -> None:
-    for exchange in engine._update.optimizer._exchanges:
+    for exchange in engine._update.optimizer.matrices:
 
         def send(parts: Any, sent: list[int], received: list[int], one: Any = exchange) -> Tensor:
             arrived = list(type(one)._send(one, parts, sent, received).split(received))

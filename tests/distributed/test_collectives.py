@@ -63,8 +63,9 @@ def test_one_rank_calls_no_collective_and_never_waits(task: Task, found: Found) 
 
 @each(calls, [ours(DP2, DDP, "fp32", 1), ours(DP2, DDP, "bf16", 4)])
 def test_ranks_meet_once_a_step_in_fp32_at_any_micro_batches(task: Task, found: Found) -> None:
-    # The gradient, in one bucket as it is small, and the loss. No number is read from the device.
-    assert found(task) == ["allreduce_ float32"] * 2
+    # The gradient, in one bucket as it is small, its norm, which on two kinds of GPUs each rank would round by itself,
+    # and the loss. No number is read from the device.
+    assert found(task) == ["allreduce_ float32", "allreduce_ float64", "allreduce_ float32"]
 
 
 @each(calls, [ours(DP2, FSDP, micro_batches=4)])

@@ -4,7 +4,7 @@
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import ClassVar
 
@@ -33,6 +33,11 @@ class OptimizerFacts:
         and writes the gradient for its norm and scale.
         """
         return 2 * (4 + self.moment_bytes(hidden)) + 4 + 2 + 2 * 4
+
+    def update_cost(self, size: int, matrices: Sequence[tuple[int, int, int]]) -> float:
+        """The time of the update of a parameter of `size` numbers, but for a factor; `matrices`: the hidden ones in it,
+        (number of them, rows, columns)."""
+        return size
 
     def product_sizes(self, rows: int, columns: int) -> list[tuple[int, int, int]]:
         """(m, n, k) of each matrix product in a step, of `train.muon_steps`, of a hidden matrix's update."""

@@ -1,7 +1,12 @@
 """Muon (Jordan 2024; Liu et al. 2025, arXiv:2502.16982) for the hidden matrices, AdamW for all else."""
 
+from collections.abc import Sequence
+
 from hpc_gpt.core.optimizers import OptimizerFacts
 from hpc_gpt.core.optimizers.adamw import OPTIMIZER as ADAMW
+
+# AdamW's time for a number, as the rows of a square matrix whose numbers take Newton-Schulz as long.
+_ADAMW_ROWS = 128
 
 
 class Muon(OptimizerFacts):
@@ -19,6 +24,11 @@ class Muon(OptimizerFacts):
     def update_bytes(self, mode: str, params: float, matrix: float, table: float) -> float:
         """In 16 bits two of the matrix and two of its rows squared, which may be a quarter of it; or AdamW's."""
         return max(5 * matrix, ADAMW.update_bytes(mode, params, matrix, table))
+
+    def update_cost(self, size: int, matrices: Sequence[tuple[int, int, int]]) -> float:
+        if not matrices:
+            return size * _ADAMW_ROWS
+        return sum(count * rows * columns * min(rows, columns) for count, rows, columns in matrices)
 
     def product_sizes(self, rows: int, columns: int) -> list[tuple[int, int, int]]:
         """A step of Newton-Schulz: 2 r^2 (2 c + r) FLOPs, of r rows below c columns."""

@@ -26,6 +26,13 @@ def learning_rate(train: Train, step: int) -> float:
     return train.min_lr + (train.lr - train.min_lr) * _height(train, step)
 
 
+def schedule_share(train: Train, step: int) -> float:
+    """The rate of a step as a share of the highest one, `train.lr`, which may be 0."""
+    if not train.lr:
+        train = replace(train, lr=1.0, min_lr=0.0)
+    return learning_rate(train, step) / train.lr
+
+
 def _height(train: Train, step: int) -> float:
     """The height of the rate above `min_lr` after the warm-up, from 1 to 0.
 

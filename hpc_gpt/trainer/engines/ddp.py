@@ -1,7 +1,7 @@
 """Engine ddp: the whole model on every rank, under torch's DistributedDataParallel; on one rank the bare model.
 
-bf16 and fp16 have fp32 master weights (`master_weights`). With `engine.sharded_optimizer` ZeroRedundancyOptimizer
-splits the moments over the ranks by whole parameters.
+bf16 and fp16 have fp32 master weights (`master_weights`). With `engine.sharded_optimizer` the moments are split over
+the ranks by whole parameters.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +21,7 @@ from hpc_gpt.trainer.checkpoints.torch_states import TorchStates, whole_share
 from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.kernels import compile_model, compiler
 from hpc_gpt.trainer.engines.master_weights import HALF, MasterWeights
-from hpc_gpt.trainer.engines.optimizer import Update, counted_parameters, gradients_of, kernel_of, norms_of
+from hpc_gpt.trainer.engines.optimizer import Update, counted_parameters, gradients_of, norms_of
 from hpc_gpt.trainer.engines.protocol import TorchEngine
 from hpc_gpt.trainer.engines.torch_private import all_reduce_each, for_each
 from hpc_gpt.trainer.model.fp8 import WeightsOnce
@@ -53,27 +52,26 @@ class Ddp(TorchEngine):
         self._parameters = self._weights if self._masters is None else self._masters.masters
         # Weights of which other ranks have others; their gradients are averaged apart.
         self._of_experts = [one for one in self._parameters if layout.ep > 1 and is_of_experts(one)]
+        of_experts = {*self._of_experts}
         self._same_experts = own_group(layout, "edp", dist.get_rank()) if layout.ep > 1 else None
         shares = [whole_share(one, resolved.model, self.experts) for one in self._parameters]
-        optimizer = build_optimizer(resolved, self._parameters, shares)
-        if engine.sharded_optimizer and not getattr(optimizer, "shards_itself", False):
-            optimizer = _sharded(optimizer)
+        everyone = dist.group.WORLD if layout.gpus > 1 else None
+        optimizer = build_optimizer(
+            resolved, self._parameters, shares, lambda one: self._same_experts if one in of_experts else everyone
+        )
         compile_model(self.module, engine)
         in_fp8 = train.matmul != "none"
         self._cast_weights = WeightsOnce(self.module.blocks, compiler(engine)) if in_fp8 else None
         self._replicas = self._wrap() if layout.data_ranks > 1 else None
         self._model = self._replicas or self.module
+        # Each parameter counts on its first rank: a norm that each rank computed might differ by rounding.
+        place = layout.data_rank(dist.get_rank())
         counted = counted_parameters(self._parameters, self.tp_rank)
-        if layout.ep > 1:  # each expert counts on its first rank
-            place = layout.data_rank(dist.get_rank())
-            counted = [one for one in counted if place < (layout.ep if is_of_experts(one) else 1)]
-        everyone = dist.group.WORLD if layout.tp > 1 or layout.ep > 1 else None
+        counted = [one for one in counted if place < (layout.ep if is_of_experts(one) else 1)]
         self._update = Update(
             optimizer, lambda: norms_of(gradients_of(counted)), everyone, train.clip, self._scaler, device
         )
-        self._states = TorchStates(
-            self._parameters, shares, kernel_of(optimizer), self._writes, engine.sharded_optimizer
-        )
+        self._states = TorchStates(self._parameters, shares, optimizer, self._writes, engine.sharded_optimizer)
 
     def _writes(self, share: Share) -> bool:
         """Whether this rank saves the share: the first rank does, and the first one with each of divided experts."""
@@ -152,14 +150,3 @@ def _master_weights_of(resolved: Resolved, parts: list[list[nn.Parameter]]) -> M
     """The master weights of a model's `parts`, whose weights become bf16 or fp16; None in fp32."""
     half = HALF.get(resolved.train.dtype)
     return None if half is None else MasterWeights(parts, half)
-
-
-def _sharded(whole: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer whose moments are split over the ranks."""
-    # Imported here: its package loads torch's FSDP and more, 0.4 s of each start.
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    kind = type(whole)
-    takes = inspect.signature(kind).parameters
-    settings: dict[str, Any] = {key: value for key, value in whole.defaults.items() if key in takes}
-    return ZeroRedundancyOptimizer(whole.param_groups, optimizer_class=kind, parameters_as_bucket_view=True, **settings)

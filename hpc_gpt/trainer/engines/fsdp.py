@@ -78,7 +78,8 @@ class Fsdp(TorchEngine):
         self._shards = [_shard_of(parameter) for parameter in self._parameters]
         pairs = list(zip(self._parameters, self._shards, strict=True))
         shares = [mesh_share(whole, shard, resolved.model) for whole, shard in pairs]
-        optimizer = build_optimizer(resolved, self._shards, shares)
+        replicas = None if layout.shard is None else mesh.get_group("replicas")
+        optimizer = build_optimizer(resolved, self._shards, shares, lambda _: replicas)
         everyone = dist.group.WORLD if layout.gpus > 1 else None
         self._in_replicas = layout.shard is not None
         self._last_set: tuple[bool, bool] | None = None

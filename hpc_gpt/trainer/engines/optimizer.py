@@ -109,12 +109,6 @@ class GradientNorm:
             torch_private.for_each("div_", gradients_of(self.parameters), divisor)
 
 
-def kernel_of(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer that computes: in ZeroRedundancyOptimizer `optim`, which has this rank's share."""
-    kernel: torch.optim.Optimizer = getattr(optimizer, "optim", optimizer)
-    return kernel
-
-
 class LossScaler:
     """fp16's loss scale: torch.amp.GradScaler with its defaults. For fp32 and bf16 it does nothing.
 
@@ -183,6 +177,8 @@ class Update:
         self._clip = clip
         self._scaler = scaler
         self._device = device
+        # The height of the schedule, from 0 to 1, for groups of parameters with a rate of their own.
+        self.schedule_share = 1.0
 
     @torch.no_grad()
     def apply(self, lr: float) -> tuple[Tensor, Tensor]:
@@ -197,18 +193,23 @@ class Update:
         if factor is not None:
             divisor = factor if divisor is None else divisor * factor
         for group in self.optimizer.param_groups:
-            group["lr"] = lr * group.get("lr_ratio", 1.0)
-        kernel = kernel_of(self.optimizer)
-        owners = [one for group in kernel.param_groups for one in group["params"]]
-        if is_fused(kernel):
-            clip_and_skip_on_device(kernel, skipped, divisor, owners[0].device if owners else self._device)
-            self.optimizer.step()
+            group["lr"] = group["peak_lr"] * self.schedule_share if "peak_lr" in group else lr
+        owners = [one for group in self.optimizer.param_groups for one in group["params"]]
+        if is_fused(self.optimizer):
+            device = owners[0].device if owners else self._device
+            clip_and_skip_on_device(self.optimizer, skipped, divisor, device)
+            self._step()
         elif not skipped:
             if divisor is not None:
                 torch_private.for_each("div_", gradients_of(owners), divisor)
-            self.optimizer.step()
+            self._step()
         self._scaler.follow(skipped)
         return norm, skipped
+
+    def _step(self) -> None:
+        self.optimizer.step()
+        if (send_weights := getattr(self.optimizer, "send_weights", None)) is not None:
+            send_weights()
 
     def _norm(self) -> Tensor:
         return whole_norm(self._norms(), self._group, self._device)

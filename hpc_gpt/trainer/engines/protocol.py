@@ -21,7 +21,7 @@ from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError, check_package
 from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.settings.schedule import learning_rate
+from hpc_gpt.core.settings.schedule import learning_rate, schedule_share
 from hpc_gpt.core.weights.folder import read_folder
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.checkpoints.states import SavedIndex, SavedStates, put_states
@@ -233,6 +233,7 @@ class TorchEngine(TrainingEngine):
                     self._scaler.scale(loss / count).backward()  # type: ignore[no-untyped-call]
                 total += loss.detach()
         lr = learning_rate(self._resolved.train, self._step)
+        self._update.schedule_share = schedule_share(self._resolved.train, self._step)
         norm, skipped = self._update_weights(lr)
         self._step += 1
         return StepResult(self._mean(total / count), norm, lr, skipped, self.balance.finish(skipped))

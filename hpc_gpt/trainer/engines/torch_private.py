@@ -58,8 +58,11 @@ def keep_residuals() -> dict[str, Any]:
 
 
 def for_each(operation: str, tensors: list[Tensor], other: Any = None) -> Any:
-    """Applies an `operation` of Tensor to all tensors in one kernel. `other`: a list of operands, or one for all."""
+    """Applies an `operation` of Tensor to all tensors, if there are any, in one kernel. `other`: a list of operands, or
+    one for all."""
     operands = () if other is None else (other,)
+    if not tensors:
+        return []
     return getattr(torch, f"_foreach_{operation}")(tensors, *operands)
 
 

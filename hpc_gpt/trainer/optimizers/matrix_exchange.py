@@ -7,15 +7,15 @@ it sends and what it receives, then that and the matrix put together. Newton-Sch
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from hpc_gpt.core.engines.base.owners import rounds_of, stack_size
 from hpc_gpt.trainer.checkpoints.states import Share
-from hpc_gpt.trainer.optimizers.newton_schulz import orthogonal, rate_of, spread, together
+from hpc_gpt.trainer.optimizers.newton_schulz import orthogonal, rate_of
 
 
 class Unit(NamedTuple):
@@ -52,12 +52,17 @@ class _Round:
     sent: list[int]
     received: list[int]
 
+    @property
+    def own_pieces(self) -> list[tuple[Unit, Piece]]:
+        return [(unit, piece) for unit, piece in zip(self.units, self.mine, strict=True) if unit is not None]
+
 
 class MatrixExchange:
-    """The updates of parameters of which this rank has shares (`held`), over the ranks of `group` (None: all ranks).
+    """The updates of parameters of which this rank has shares (`held`), over the ranks of `group`.
 
     The ranks of tp are neighbours in it, and `shards` of its ranks divide the rows of a tp rank's share, as FSDP2 does.
-    `dtype`: that of the matrices under way.
+    `dtype`: that of the matrices under way. `replicas`: the ranks that hold the same shares, each in a group of its own
+    (None: this rank alone); the groups divide the matrices among themselves, and send each other the updates.
     """
 
     def __init__(
@@ -66,16 +71,18 @@ class MatrixExchange:
         shards: int,
         group: dist.ProcessGroup | None,
         dtype: torch.dtype,
+        replicas: dist.ProcessGroup | None = None,
     ) -> None:
         self.parameters, self._shares = [one for one, _ in held], [share for _, share in held]
         self._shards, self._group, self._dtype = shards, group, dtype
         self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
+        self._replicas = replicas
+        self._replica, count = (0, 1) if replicas is None else (dist.get_rank(replicas), dist.get_world_size(replicas))
         units = [unit for number, share in enumerate(self._shares) for unit in units_of(number, share)]
-        units.sort(key=lambda unit: -unit.cost)
-        by_rank: list[list[Unit]] = [[] for _ in range(self._ranks)]
-        for unit, rank in zip(units, spread([unit.cost for unit in units], self._ranks), strict=True):
-            by_rank[rank].append(unit)
-        self._rounds = [self._round(one) for one in zip_longest(*by_rank)]
+        rounds = rounds_of(units, [unit.cost for unit in units], self._ranks * count)
+        # Of each round the part of each replica.
+        firsts = range(0, self._ranks * count, self._ranks)
+        self._rounds = [[self._round(one[first : first + self._ranks]) for first in firsts] for one in rounds]
 
     def _round(self, units: Sequence[Unit | None]) -> _Round:
         nothing = Piece(slice(0), slice(0), slice(0), 0)
@@ -89,16 +96,31 @@ class MatrixExchange:
 
     def update(self, lr: float, steps: int) -> None:
         """Updates each matrix by `steps` of Newton-Schulz from its `grad`, at AdamW's rate `lr`. Collective."""
-        for one in self._rounds:
-            self._update_round(one, lr, steps)
+        for parts in self._rounds:
+            self._update_round(parts, lr, steps)
 
-    def _update_round(self, one: _Round, lr: float, steps: int) -> None:
-        there = [(unit, piece) for unit, piece in zip(one.units, one.mine, strict=True) if unit is not None]
-        gradients = (_part(self.parameters[unit.parameter].grad, unit, piece) for unit, piece in there)
+    def _update_round(self, parts: Sequence[_Round], lr: float, steps: int) -> None:
+        own = self._updates(parts[self._replica], steps)
+        for replica, part in enumerate(parts):
+            self._add(part, self._of_replica(replica, own, sum(part.sent)), lr)
+
+    def _updates(self, one: _Round, steps: int) -> Tensor:
+        """This rank's pieces of the updates that the replica computes in a round."""
+        gradients = (_part(self.parameters[unit.parameter].grad, unit, piece) for unit, piece in one.own_pieces)
         results = self._results(one, self._send(gradients, one.sent, one.received), steps)
-        returned = self._send(results, one.received, one.sent)
-        updates = torch.split(returned, [piece.size for _, piece in there])
-        for (unit, piece), update in zip(there, updates, strict=True):
+        return self._send(results, one.received, one.sent)
+
+    def _of_replica(self, replica: int, own: Tensor, size: int) -> Tensor:
+        """`own`, or as many numbers as another replica sends."""
+        if self._replicas is None:
+            return own
+        sent = own if replica == self._replica else own.new_empty(size)
+        dist.broadcast(sent, dist.get_global_rank(self._replicas, replica), self._replicas)
+        return sent
+
+    def _add(self, one: _Round, updates: Tensor, lr: float) -> None:
+        pieces = torch.split(updates, [piece.size for _, piece in one.own_pieces])
+        for (unit, piece), update in zip(one.own_pieces, pieces, strict=True):
             part = _part(self.parameters[unit.parameter], unit, piece)
             part.add_(update.view_as(part), alpha=-rate_of(lr, *unit.shape[1:]))
 
@@ -161,7 +183,7 @@ def units_of(number: int, share: Share) -> Iterator[Unit]:
     by_rows = split.dim == len(share.shape) - 2
     experts = share.count * share.tp // (height * width) if len(share.shape) == 3 else 1
     for part, (_, rows) in enumerate(split.ranges(height, 0, 1) if by_rows else [(0, height)]):
-        step = min(together(rows, width), -(-experts // share.tp))
+        step = min(stack_size(rows, width), -(-experts // share.tp))
         for first in range(0, experts, max(1, step)):
             end = min(first + step, experts)
             yield Unit(number, part, slice(first, end), (end - first, rows, width))

@@ -5,7 +5,6 @@ so are gate and up, and those of each expert.
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -53,17 +52,3 @@ def rate_of(lr: float, rows: int, columns: int) -> float:
     """The factor of an orthogonal update, whose root mean square is then that of AdamW's at `lr` (Liu et al. 2025,
     arXiv:2502.16982, section 2.2)."""
     return lr * (0.2 * math.sqrt(max(rows, columns)))
-
-
-def together(rows: int, columns: int) -> int:
-    """The number of experts' matrices that are computed together: those of 64 MiB in bf16, at least one."""
-    return max(1, 2**25 // (rows * columns))
-
-
-def spread(costs: Sequence[float], ranks: int) -> list[int]:
-    """A rank for each cost: the dearest first, each to the rank that has the least so far."""
-    loads, found = [0.0] * ranks, [0] * len(costs)
-    for number in sorted(range(len(costs)), key=lambda number: -costs[number]):
-        found[number] = loads.index(min(loads))
-        loads[found[number]] += costs[number]
-    return found

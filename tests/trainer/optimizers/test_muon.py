@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from hpc_gpt.core.engines.base.owners import spread
 from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.weights.names import parts_of, stored_sizes
@@ -16,7 +17,7 @@ from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, name_parameter, split_of
 from hpc_gpt.trainer.optimizers.matrix_exchange import MatrixExchange, piece_of, units_of
 from hpc_gpt.trainer.optimizers.muon import Muon
-from hpc_gpt.trainer.optimizers.newton_schulz import is_hidden, matrices_in, orthogonal, spread
+from hpc_gpt.trainer.optimizers.newton_schulz import is_hidden, matrices_in, orthogonal
 from tests.allocated import peak, profiled
 from tests.distributed.equality_cases import MODELS, SEQ, VOCAB
 from tests.distributed.mixtures import FAMILIES
@@ -64,7 +65,7 @@ def test_experts_beyond_a_stack_are_computed_after_it(monkeypatch: pytest.Monkey
     parts.data.copy_(whole.detach())
     train = Train(optimizer="muon", muon_dtype="fp32")
     steps(Muon([{"params": [whole], "weight_decay": 0.0}, {"params": []}], train), [whole])
-    monkeypatch.setattr("hpc_gpt.trainer.optimizers.muon.together", lambda *_: 3)
+    monkeypatch.setattr("hpc_gpt.trainer.optimizers.matrix_stacks.stack_size", lambda *_: 3)
     steps(Muon([{"params": [parts], "weight_decay": 0.0}, {"params": []}], train), [parts])
     assert torch.allclose(whole, parts, atol=1e-6)
 
