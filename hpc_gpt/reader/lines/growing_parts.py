@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
+from itertools import groupby
 from typing import Any
 
 from hpc_gpt.reader.lines.fields import EPOCHS, MEMORY_FIELDS, TESTS, scaled
@@ -40,6 +41,7 @@ _TASK = re.compile(r"\s*\d{1,7}: ")  # the label of `srun --label`
 OTHER_BARS = "bars whose goal is not the number of steps"
 BARS, GENERIC = "tqdm", "generic"
 _MOST_OF_HEADER = 4000
+_MIN_STEPS_OF_BAR = 3
 
 
 class GrowingParts:
@@ -49,6 +51,7 @@ class GrowingParts:
         self.file = file
         self.parts = [Part(file)]
         self.rows: list[dict[str, StepRows]] = [{}]  # per part, by dialect
+        self.bar_totals: list[list[float]] = [[]]  # per part, for each entry of its progress, NaN if not known
         self.tracebacks = Tracebacks()
         # Counts that show how near the file is to its bounds.
         self.full = False  # MOST_PARTS is reached: no more lines of steps are read
@@ -79,6 +82,7 @@ class GrowingParts:
         self.parts.append(Part(self.file, number, number))
         self.parts[-1].facts.update({name: part.facts[name] for name in (TESTS,) if name in part.facts})
         self.rows.append({})
+        self.bar_totals.append([])
         self.timer_lines, self.taken_lines, self.begun = {}, {}, 0
 
     def begin_again(self, number: int, step: float = -1.0) -> None:
@@ -210,6 +214,7 @@ class GrowingParts:
         if bars and rule.dialect.name != BARS:
             self.leave_out(OTHER_BARS, len(part.progress))
             part.progress = []
+            self.bar_totals[-1] = []
             goals = part.facts["steps_planned"]
             goals[:] = [fact for fact in goals if fact not in bars]
 
@@ -283,3 +288,28 @@ def whole_rank(value: object) -> int | None:
     if not isinstance(value, float) or not math.isfinite(value) or not 0 <= value < 1e7:
         return None
     return int(value)
+
+
+def drop_nested_bars(part: Part, totals: list[float]) -> None:
+    """Drops the bars of a part, with these totals, that count something other than the steps of its training, such as
+    the batches of an evaluation within a step. The steps' bar advances by several steps without another bar between,
+    which a bar of epochs does not, and takes the longest."""
+    alike = [
+        (total, list(bars)) for total, bars in groupby(zip(totals, part.progress, strict=True), lambda bar: bar[0])
+    ]
+    took_s: dict[float, float] = {}
+    for total, bars in alike:
+        if len({step for _, (step, _, _) in bars}) >= _MIN_STEPS_OF_BAR:
+            elapsed_s = max(elapsed_s or 0.0 for _, (_, elapsed_s, _) in bars)
+            took_s[total] = max(took_s.get(total, 0.0), elapsed_s)
+    took_s.pop(math.nan, None)
+    if len(set(totals)) < 2 or not took_s:
+        return
+    main = max(took_s, key=lambda total: took_s[total])
+    of_training = [bar for total, bar in zip(totals, part.progress, strict=True) if total == main or math.isnan(total)]
+    left_out = len(part.progress) - len(of_training)
+    if left_out:
+        part.progress = of_training
+        part.left_out[OTHER_BARS] = part.left_out.get(OTHER_BARS, 0) + left_out
+        goals = part.facts.get("steps_planned", [])
+        goals[:] = [fact for fact in goals if fact.dialect != BARS or fact.value == main]

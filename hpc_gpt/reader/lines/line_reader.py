@@ -20,6 +20,7 @@ from hpc_gpt.reader.lines.growing_parts import (
     PRINTED_BEFORE,
     TOO_MANY_PARTS,
     GrowingParts,
+    drop_nested_bars,
     whole_rank,
 )
 from hpc_gpt.reader.lines.matches import (
@@ -84,7 +85,8 @@ class LineReader(GrowingParts):
         """The first part, and all others that have matches. The reader cannot be used again."""
         self._note_cut_off()
         self.parts[-1].last_line = max(last_line, self.parts[-1].first_line)
-        for part, rows in zip(self.parts, self.rows, strict=True):
+        for part, rows, totals in zip(self.parts, self.rows, self.bar_totals, strict=True):
+            drop_nested_bars(part, totals)
             part.steps = {dialect: table_rows.table(part.left_out) for dialect, table_rows in rows.items()}
             if part.tasks:  # labels of tasks do not give the number of ranks
                 part.other_ranks = dict.fromkeys(part.other_ranks, False)
@@ -213,6 +215,8 @@ class LineReader(GrowingParts):
             return
         if step is not None and self.reserve("bars", len(progress)):
             progress.append((step, float_of(values, "elapsed_s"), place.line))
+            total = float_of(values, "steps_planned")
+            self.bar_totals[-1].append(math.nan if total is None else total)
         if "steps_planned" in values:
             self.fact("steps_planned", values["steps_planned"], place, rule)
 

@@ -351,6 +351,7 @@ def _take_bars(reader: LineReader, block: LineBlock, bars: Places, deferred: Def
     elapsed = [None if seconds != seconds else seconds for seconds in block.column("elapsed_s", bars).tolist()]
     taken = zip(block.column("step", bars).tolist(), elapsed, block.numbers[bars].tolist(), strict=True)
     reader.parts[-1].progress += taken
+    reader.bar_totals[-1] += block.column("steps_planned", bars).tolist()
 
 
 def _other_ranks(reader: LineReader, block: LineBlock, rows: Places) -> None:

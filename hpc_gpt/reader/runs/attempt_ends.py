@@ -173,7 +173,7 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
             text = "the log ends in steps of several trainings at once"
         elif last_step is not None:
             unit = "epoch" if steps.dialect == EPOCHS else "step"
-            text = f"the log ends at {unit} {last_step:.0f}" + (f" of {planned}" if planned else "")
+            text = f"the log ends at {unit} {last_step:.0f}" + (f" of {planned}" if (planned or 0) >= last_step else "")
     firsts = [part.first_at for part in parts if part.first_at is not None and 0 < part.first_at < _LATEST]
     lasts = [part.last_at for part in parts if part.last_at is not None and 0 < part.last_at < _LATEST]
     first, last = min(firsts, default=None), max(lasts, default=None)
