@@ -236,8 +236,8 @@ def die_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def interrupts_wait() -> Iterator[None]:
-    """Delays Ctrl-C, SIGTERM and SIGHUP until the end of the block.
+def interrupts_wait(*signals: int) -> Iterator[None]:
+    """Delays these signals, by default Ctrl-C, SIGTERM and SIGHUP, until the end of the block.
 
     A process that is started in the block is noted by then, so that the handler of the signal can end it.
     """
@@ -245,7 +245,8 @@ def interrupts_wait() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    delayed = signals or (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in delayed}
     # Whoever ignores a signal, as below nohup, continues to do so.
     replaced = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
     for number in replaced:

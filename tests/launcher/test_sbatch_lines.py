@@ -42,6 +42,7 @@ def test_a_job_is_submitted_with_these_words(tmp_path: Path, monkeypatch: pytest
     run = make_run(logs := tmp_path / "50%", "generic-slurm", submit=False)
     resolved = replace(run.resolved(), job=replace(run.resolved().job, dependency="ok:5"))
     if kind == "array":
+        (logs / "array.sh").write_text("#!/bin/bash\n")
         assert submit_array(logs, resolved, [run, run], 3, "8") == "9"
     elif kind == "own":
         monkeypatch.setenv("HPC_GPT_PYTHON", "/py")
@@ -94,7 +95,7 @@ def sbatch(monkeypatch: pytest.MonkeyPatch, *answers: Answer) -> list[list[str]]
     """Its command lines; it gives these answers, then jobs 1, 2 and so on."""
     lines: list[list[str]] = []
 
-    def ask(line: list[str], environment: object, cluster: str | None) -> Answer:
+    def ask(line: list[str], environment: object, cluster: str | None, apart: bool) -> Answer:
         lines.append([*line, *([cluster] if cluster else [])])
         known = len(lines) <= len(answers)
         return answers[len(lines) - 1] if known else Answer(0, f"Submitted batch job {len(lines)}\n", "")
@@ -128,6 +129,7 @@ def test_the_cluster_that_took_the_first_job_takes_all(run, monkeypatch):
 
 def test_a_refused_array_is_refused_in_each_run(run, monkeypatch, tmp_path):
     other = unsubmitted_run("generic-slurm")
+    (tmp_path / "array.sh").write_text("#!/bin/bash\n")
     sbatch(monkeypatch, REFUSAL)
     with pytest.raises(JobRefused, match="QOSMaxSubmitJobPerUserLimit"):
         slurm_executor.submit_array(tmp_path, run.resolved(), [run, other], None)

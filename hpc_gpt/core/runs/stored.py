@@ -30,7 +30,7 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
     "attempt": {"job_id": _JOB_ID, "job": _JOB_ID, "slurm_cluster": NODE, "gpus": int, "started": float, "boot": str,
                 "uptime": float, "restart": int, "in_job": int},
     "submissions": {"job_id": _JOB_ID, "job": _JOB_ID, "slurm_cluster": NODE, "time": float, "folder": str,
-                    "attempts_before": int, "lost": str, "element": str, "clusters": str},
+                    "attempts_before": int, "call": str, "lost": str, "element": str, "clusters": str},
     "ended": {"ended": str, "cause": str, "step": int, "time": float, "node": NODE, "code": int,
               "elapsed_s": float},
     "exit": {"code": int, "seconds": float},

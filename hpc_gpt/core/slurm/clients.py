@@ -81,7 +81,8 @@ class Answer:
 
 
 class Client:
-    """A Slurm client that has been started, for a job on `cluster`. It is killed at the end of a `with` block.
+    """A Slurm client that has been started, for a job on `cluster`. It is killed at the end of a `with` block. `apart`:
+    a signal to this process's group does not reach it.
 
     SlurmUnreachable if it is not installed, or if SLURM_CONF names no file: it would wait for one for a minute.
     """
@@ -92,6 +93,7 @@ class Client:
         environment: Mapping[str, str] | None = None,
         text: str | None = None,
         cluster: str | None = None,
+        apart: bool = False,
     ) -> None:
         if environment is None:
             environment = without_choice(os.environ)
@@ -111,6 +113,7 @@ class Client:
                 encoding="utf-8",
                 errors="replace",
                 env=dict(environment),
+                process_group=0 if apart else None,
             )
         except (FileNotFoundError, PermissionError):
             raise SlurmUnreachable(
@@ -142,9 +145,11 @@ def ask(
     text: str | None = None,
     timeout_s: float = TIMEOUT_S,
     cluster: str | None = None,
+    apart: bool = False,
 ) -> Answer:
-    """Runs a Slurm client. SlurmUnreachable if it cannot be started, NoAnswer if it does not answer in time."""
-    with Client(command, environment, text, cluster) as client:
+    """Runs a Slurm client, as Client. SlurmUnreachable if it cannot be started, NoAnswer if it does not answer in
+    time."""
+    with Client(command, environment, text, cluster, apart) as client:
         answer = client.answer(timeout_s)
     if answer is None:
         raise NoAnswer(f"{command[0]} gave no answer in {timeout_s:.0f} s", "is slurmctld up? try again later")
@@ -322,7 +327,9 @@ def scancel_command(job_id: str, cluster: str | None) -> str:
 # --- jobs whose sbatch got no answer: the controller may have queued them
 
 # Such a submission is a line of submissions.jsonl without an id; its `lost` is sbatch's message. The job is found by
-# the `script` that Slurm shows as its command; then another line gets its id. Until then the run is `unknown`.
+# the `script` that Slurm shows as its command; then another line gets its id. Until then the run is `unknown`. Such a
+# line is written before sbatch is called; of the lines of one `call` the last counts.
+CUT_OFF = "hpc-gpt ended before sbatch answered"
 
 # Messages which mean that the request was sent. A failed connection does not: then sbatch could not send it.
 _SENT = re.compile(

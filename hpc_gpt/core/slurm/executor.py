@@ -3,6 +3,8 @@
 import contextlib
 import os
 import re
+import secrets
+import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,10 +13,12 @@ from typing import Any, NamedTuple
 from submitit.slurm.slurm import SlurmExecutor
 
 from hpc_gpt.core.errors import JobRefused, RunFolderError, SlurmUnreachable
+from hpc_gpt.core.process import interrupts_wait
 from hpc_gpt.core.runs.run_folder import RunFolder, is_federated, job_ids
 from hpc_gpt.core.secrets import hide_secrets, hide_words
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.clients import (
+    CUT_OFF,
     NoAnswer,
     add_found,
     as_noted,
@@ -72,30 +76,41 @@ class ScriptExecutor(SlurmExecutor):
 
     def submit_script(self, note: Mapping[str, Any] | None = None) -> str:
         """Calls sbatch with the script in its own folder, not with a copy, and returns the job's id. Each run's
-        submissions.jsonl gets a line, with `note` added.
+        submissions.jsonl gets a line before the call, by which the job is found whatever ends this process, and one
+        after it, with `note` added. SIGTERM and SIGHUP wait for sbatch's answer.
 
         Raises JobRefused or SlurmUnreachable with sbatch's message, which these lines have, too.
         """
         entry = {"scheduler": "slurm", "job_id": None, "command": hide_words(self.command), "refused": None}
-        entry |= {"cluster": self.profile, **(note or {})}
+        entry |= {"cluster": self.profile, "call": secrets.token_hex(8), **(note or {})}
         cluster, environment = self.cluster, self.environment
         if cluster is None and self.first.was_sent and job_ids(self.first):
             environment = without_choice(environment)
-        began, lost = time.time(), ""
+        search = {**entry, **self._search_keys(cluster, environment), "time": time.time()}
+        self._note({**search, "lost": CUT_OFF})
+        with interrupts_wait(signal.SIGTERM, signal.SIGHUP):
+            return self._submit(entry, search, cluster, environment)
+
+    def _submit(
+        self, entry: dict[str, Any], search: dict[str, Any], cluster: str | None, environment: Mapping[str, str]
+    ) -> str:
+        """Calls sbatch, and notes its answer: `entry`, or `search` if there is none. Returns and raises as
+        `submit_script`."""
+        lost = ""
         try:
-            answer = ask(self.command, environment, cluster=cluster)
+            answer = ask(self.command, environment, cluster=cluster, apart=True)
             if is_lost(answer):
                 lost = answer.sentence or f"it ended with {answer.code}"
         except (NoAnswer, KeyboardInterrupt) as fault:
             lost = str(fault) or "Ctrl-C"
             if isinstance(fault, KeyboardInterrupt):
-                self._note({**entry, **self._search_keys(cluster, environment), "time": began, "lost": lost})
+                self._note({**search, "lost": lost})
                 raise
         except SlurmUnreachable as fault:
             self._note({**entry, "refused": str(fault)})
             raise
         if lost:
-            return self._look_for({**entry, **self._search_keys(cluster, environment), "time": began, "lost": lost})
+            return self._look_for({**search, "lost": lost})
         if answer.code != 0:
             self._note({**entry, "refused": answer.message})
             refusal = sbatch_failed(answer)

@@ -48,6 +48,7 @@ from hpc_gpt.core.runs.slow_ranks import slow_ranks
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.sized import shown_layout
 from hpc_gpt.core.slurm.clients import (
+    CUT_OFF,
     TIMEOUT_S,
     Answer,
     Client,
@@ -237,7 +238,11 @@ def await_lost(run: RunFolder) -> RunStatus | None:
     """Waits until the job of a sbatch without an answer is known or can no longer come, and returns the run's status;
     None if sbatch got its answer. A controller that stood still takes the jobs that were sent to it once it continues.
     Raises SlurmUnreachable."""
-    status, until = None, time.monotonic() + _ARRIVES_S
+    line = newest_submission(run)
+    sent_s = time.time() - float(line.get("time") or 0.0)
+    # The sbatch of a command that was killed may still be at work.
+    wait_s = min(TIMEOUT_S, max(_ARRIVES_S, TIMEOUT_S - sent_s)) if line.get("lost") == CUT_OFF else _ARRIVES_S
+    status, until = None, time.monotonic() + wait_s
     while newest_submission(run).get("lost") and time.monotonic() < until:
         if status is not None:
             time.sleep(1.0)
