@@ -149,9 +149,7 @@ class AttentionKernels:
             packed: Any = functools.partial(varlen_attn, **options)
             return Sight(kernel=packed, expands=expands)
         if window is not None and name == "auto" and _can_flex(resolved, device):
-            from torch.nn.attention.flex_attention import flex_attention
-
-            return Sight(kernel=torch.compile(flex_attention, dynamic=False), blocks=True)
+            return Sight(kernel=_flex if resolved.engine.compile == "none" else _compiled_flex(), blocks=True)
         if _FLASH in self._kernels:
             self._kernels.remove(_FLASH)
         if not self._kernels:
@@ -228,6 +226,19 @@ def _why_not(kernel: SDPBackend, query: Tensor, key: Tensor, mask: Tensor | None
         if _ACCEPTS[kernel](inputs, debug=True):
             return ""
     return " ".join(str(warning.message).split(" (Triggered")[0].strip() for warning in warned) or "torch refuses it"
+
+
+@functools.cache
+def _compiled_flex() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention  # it imports torch's compiler
+
+    return torch.compile(flex_attention, dynamic=False)
+
+
+def _flex(*parts: Tensor, **options: Any) -> Any:
+    """FlexAttention with a kernel, in a run that compiles nothing else: without one it holds all scores. It is compiled
+    at its first call, since such a run's engine is built while torch.compile is the identity (`library_patches`)."""
+    return _compiled_flex()(*parts, **options)
 
 
 def _can_flex(resolved: Resolved, device: torch.device) -> bool:

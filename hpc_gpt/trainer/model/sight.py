@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 # Bytes of a mask; queries are taken in blocks if one for all of them would be larger.
 LARGEST_MASK = 2**30
+_BLOCK = 128  # queries and keys in a block of FlexAttention
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,14 +89,34 @@ def masks_of(
 
 
 def blocks_of(seq: int, window: int, device: torch.device, starts: Tensor | None = None) -> Any:
-    """FlexAttention's block mask of the same keys."""
-    from torch.nn.attention.flex_attention import create_block_mask  # it imports torch's compiler
+    """FlexAttention's block mask of the same keys: for each block of queries the blocks of keys that they see, in whole
+    or in part. They follow from the first key of a block's first and last query, as a later query sees no earlier one.
+    (torch's `create_block_mask` makes all seq x seq decisions first, 17 GB at 131,072.)"""
+    from torch.nn.attention.flex_attention import BlockMask  # it imports torch's compiler
 
     def sees(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         seen = (key <= query) & (key > query - window)
         return seen if starts is None else seen & (key >= starts[batch, query])
 
-    return create_block_mask(sees, None if starts is None else len(starts), None, seq, seq, device=str(device))
+    count = -(-seq // _BLOCK)
+    first = torch.arange(count, device=device) * _BLOCK
+    last = (first + _BLOCK - 1).clamp(max=seq - 1)
+    lowest = [queries - window + 1 for queries in (first, last)]  # the first key that a query sees
+    if starts is not None:
+        lowest = [torch.maximum(low, starts[:, at]) for low, at in zip(lowest, (first, last), strict=True)]
+    of_first, of_last = (low.view(-1, 1, count, 1) for low in lowest)
+    queries = torch.arange(count, device=device)[:, None]
+    keys = queries.T
+    whole = (keys < queries) & (first >= of_last) & (last[:, None] - first[:, None] == _BLOCK - 1)
+    partly = (keys <= queries) & (last >= of_first) & ~whole
+    tables = [part for blocks in (partly, whole) for part in _numbers_of(blocks)]
+    return BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=_BLOCK, mask_mod=sees, seq_lengths=(seq, seq))
+
+
+def _numbers_of(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns (how many of the last dimension are true, int32 [...]; their numbers first, int32 [..., blocks])."""
+    numbers = blocks.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return blocks.sum(-1, dtype=torch.int32), numbers.to(torch.int32)
 
 
 def packed_kernel(parameters: Any, window: int | None = None) -> tuple[dict[str, Any], bool]:

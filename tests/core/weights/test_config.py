@@ -156,7 +156,6 @@ def test_head_dim_and_layers_without_rotation(write):
         ({"architectures": ["Gemma2ForCausalLM"]}, r"Gemma's norms multiply by 1 \+ weight"),
         ({"architectures": ["GemmaForCausalLM"]}, r"Gemma's norms multiply by 1 \+ weight"),
         ({"architectures": ["OlmoForCausalLM"]}, "the norms of the first OLMo have no weights"),
-        ({"architectures": ["Olmo2ForCausalLM"]}, "OLMo norms after the layers"),
         ({"architectures": ["DeepseekForCausalLM"]}, "of DeepSeek's models the second and third version are read"),
         ({"architectures": ["MixtralForCausalLM"]}, "architectures is MixtralForCausalLM, but model_type is llama"),
         ({"architectures": ["Phi3ForCausalLM"]}, "Phi rotates"),

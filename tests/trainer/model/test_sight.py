@@ -1,15 +1,18 @@
 """Windows: their masks whole and in blocks, FlexAttention's keys, and that one of the sequence is no window."""
 
+import resource
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.trainer.engines import attention, library_patches
 from hpc_gpt.trainer.engines.attention import AttentionKernels, prepare_attention
 from hpc_gpt.trainer.model import sight
 from hpc_gpt.trainer.model.attention import attention_core
@@ -18,6 +21,7 @@ from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.sight import Sight, blocks_of, masks_of
 from hpc_gpt.trainer.model.techniques import ActivationOffload, Techniques
 from tests.distributed.equality_cases import VOCAB
+from tests.limits import lower_limit
 from tests.trainer.engines.test_attention import asking
 from tests.trainer.model.test_documents import END, SEQ, SHAPES, sample
 
@@ -74,6 +78,34 @@ def test_flex_attention_is_asked_for_the_same_keys(starts: Tensor | None) -> Non
     assert flex.tensors
 
 
+def starts_of(seq: int, share: float) -> Tensor:
+    tokens = (torch.rand(2, seq, generator=torch.Generator().manual_seed(seq)) < share).long()
+    return Boundaries.of(tokens, 1).starts
+
+
+@pytest.mark.parametrize("seq", [5, 127, 128, 129, 300, 1024])
+@pytest.mark.parametrize("share", [None, 0, 0.01, 0.1])
+def test_the_block_mask_is_torchs_own(seq: int, share: float | None) -> None:
+    starts = None if share is None else starts_of(seq, share)
+    for window in (1, 2, 127, 128, 129, 257, 500, seq):
+        made = blocks_of(seq, window, CPU, starts)
+        torchs = create_block_mask(made.mask_mod, None if starts is None else 2, None, seq, seq, device="cpu")
+        assert (made.shape, made.seq_lengths) == (torchs.shape, torchs.seq_lengths)
+        for name in ("kv", "full_kv", "q", "full_q"):
+            counts, numbers = (getattr(torchs, f"{name}_{part}") for part in ("num_blocks", "indices"))
+            assert torch.equal(getattr(made, f"{name}_num_blocks"), counts)
+            used = torch.arange(numbers.shape[-1]) < counts[..., None]
+            assert torch.equal(getattr(made, f"{name}_indices")[used], numbers[used])
+
+
+def test_a_long_block_mask_takes_no_memory_by_the_square() -> None:
+    """131,072 squared are 17 GB of decisions."""
+    starts = starts_of(1 << 17, 0.001)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    with lower_limit(resource.RLIMIT_AS, used + (1 << 30)):
+        assert blocks_of(1 << 17, 4096, CPU, starts).shape == (2, 1, 1 << 17, 1 << 17)
+
+
 @pytest.mark.parametrize("window", [SEQ, SEQ + 1])
 def test_a_window_of_the_sequence_is_none_to_the_last_digit(window: int) -> None:
     found = []
@@ -116,8 +148,34 @@ def test_layers_with_a_window_share_one_mask_that_stays(monkeypatch: pytest.Monk
     ],
 )
 def test_a_gpus_windows_have_this_kernel(asked, dtype, card, head, compiler, name, monkeypatch) -> None:
-    """By what torch would answer: there is no GPU here."""
-    from hpc_gpt.trainer.engines import attention
+    assert kernels_on(monkeypatch, asked, dtype, card, head, compiler).chosen == name
+
+
+@pytest.mark.parametrize("mode", ["none", "block"])
+def test_flex_attention_is_compiled_whatever_else_is(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that compiles nothing is built while torch.compile is the identity."""
+    compiled: list[Any] = []
+    attention._compiled_flex.cache_clear()
+
+    def compile_it(function: Any, **how: Any) -> Any:
+        compiled.append((function, how))
+        return lambda *parts, **options: ("compiled", *parts)
+
+    monkeypatch.setattr(torch, "compile", compile_it)
+    with monkeypatch.context() as building:
+        if mode == "none":
+            building.setattr(torch, "compile", library_patches._undecorated)
+        form = kernels_on(building, "auto", "fp32", (9, 0), 64, True, mode)._forms[5]
+    assert form.kernel is not None
+    assert form.kernel(1, 2, 3, block_mask=None) == ("compiled", 1, 2, 3)
+    assert compiled == [(flex_attention, {"dynamic": False})]
+    attention._compiled_flex.cache_clear()
+
+
+def kernels_on(
+    monkeypatch: pytest.MonkeyPatch, asked: str, dtype: Any, card: Any, head: int, compiler: bool, mode: Any = "none"
+) -> AttentionKernels:
+    """The kernels for a window of 5 by what torch would answer: there is no GPU here."""
 
     def why_not(kernel: Any, query: Tensor, key: Tensor, mask: Tensor | None) -> str:
         fast = attention._NAMES[kernel.value] in ("flash", "cudnn")
@@ -135,5 +193,6 @@ def test_a_gpus_windows_have_this_kernel(asked, dtype, card, head, compiler, nam
     monkeypatch.setattr(torch, "empty", lambda *size, device, **how: torch.zeros(*size, **how))
     resolved = asking(asked)
     shape = replace(resolved.model, hidden=4 * head, window=5, window_layers="SL")
-    resolved = replace(resolved, model=shape, train=replace(resolved.train, dtype=dtype))
-    assert AttentionKernels(resolved, torch.device("cuda", 0)).chosen == name
+    engine = replace(resolved.engine, compile=mode)
+    resolved = replace(resolved, model=shape, engine=engine, train=replace(resolved.train, dtype=dtype))
+    return AttentionKernels(resolved, torch.device("cuda", 0))
