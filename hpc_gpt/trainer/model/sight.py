@@ -109,8 +109,9 @@ def blocks_of(seq: int, window: int, device: torch.device, starts: Tensor | None
     keys = queries.T
     whole = (keys < queries) & (first >= of_last) & (last[:, None] - first[:, None] == _BLOCK - 1)
     partly = (keys <= queries) & (last >= of_first) & ~whole
-    tables = [part for blocks in (partly, whole) for part in _numbers_of(blocks)]
-    return BlockMask.from_kv_blocks(*tables, BLOCK_SIZE=_BLOCK, mask_mod=sees, seq_lengths=(seq, seq))
+    return BlockMask.from_kv_blocks(
+        *_numbers_of(partly), *_numbers_of(whole), BLOCK_SIZE=_BLOCK, mask_mod=sees, seq_lengths=(seq, seq)
+    )
 
 
 def _numbers_of(blocks: Tensor) -> tuple[Tensor, Tensor]:
