@@ -39,6 +39,7 @@ from hpc_gpt.reader.runs.attempt_cause import read_cause
 # The first word of the line that job.sh reads.
 NEXT_MARK = "hpc-gpt-next"
 _EXIT = re.compile(r"exit code \d+")
+_EXIT_OF_SCRIPT = re.compile(rf"{_EXIT.pattern}(?:: .*)?")  # and its last sentence
 
 
 class ShownJob(NamedTuple):
@@ -75,7 +76,7 @@ def classify(attempt: Attempt, slurm: str, slurm_cause: str, again: bool = False
     if written and is_after_exit_0(cause):
         return End(ended, cause, node)  # the program has handled any other failure in its log
     if ended in UNSPECIFIC or (meaning(ended).of_node and node is None):
-        by_log = read_cause(attempt)
+        by_log = read_cause(attempt, cause if cause and _EXIT.fullmatch(cause) else "")
         if ended in UNSPECIFIC and meaning(by_log.ended).in_log:
             ended, cause = class_of(replace(facts, logs=by_log.ended)) or "unknown", by_log.cause
         elif ended in UNSPECIFIC and (not cause or (_says_more(by_log.cause, cause))):
@@ -99,7 +100,7 @@ def with_free_space(run: RunFolder, end: End) -> End:
     command = command_of(run)
     if command is None or command.script is None:
         return end
-    if end.ended == "error" and _EXIT.fullmatch(end.cause or "") and is_full(run.path):
+    if end.ended == "error" and _EXIT_OF_SCRIPT.fullmatch(end.cause or "") and is_full(run.path):
         end = replace(end, ended="disk_full")
     if end.ended != "disk_full":
         return end

@@ -26,6 +26,13 @@ _BUSY = re.compile(r"srun: error: Unable to (?:create step|allocate resources|co
 # The message that `failures.causes` makes from torchrun's table of workers; torchrun itself sends SIGTERM to others.
 _KILLED_WORKER = re.compile(r"rank (\d{1,7}) was ended by signal (?!15\b)(\d{1,2})\b")
 _KILLED_CHILD = re.compile(r"CalledProcessError: .* died with <Signals\.(?!SIGTERM)")  # accelerate's, and others'
+# An exception that another failure causes, which its program reports itself.
+_CONSEQUENCE = re.compile(
+    r"^(?!\w*(?:CalledProcess|ChildFailed|Process\w*)(?:Error|Exception))[\w.]{1,80}(?:Error|Exception)\b"
+)
+_SENTENCE = re.compile(r"[^\W\d_]{2,}\S{0,80}\s+\S")
+_STEPS = ("step", "more", "progress", "eval")  # kinds of patterns whose lines are no sentence
+_LAST_BYTES = 8 << 10
 # Only the end of a longer log is read.
 _MOST_BYTES = 32 << 20
 _JOB_ID = re.compile(r"\d{1,12}(?:_\d{1,7})?")
@@ -43,9 +50,10 @@ def nan_since(attempt: Attempt) -> str:
     return "" if since is None else f"{NAN_SINCE}{steps['step'][since]:.0f}"
 
 
-def read_cause(attempt: Attempt) -> End:
+def read_cause(attempt: Attempt, exit_text: str = "") -> End:
     """The first cause in the attempt's logs, if they show a failure that Slurm did not cause; else `unknown`. NaN steps
-    up to the end of the attempt win over a failure of class error.
+    up to the end of the attempt win over a failure of class error. `exit_text`: the script's exit code, if nothing else
+    is known: then the cause of an `unknown` is a consequence, such as a closed connection, or the last sentence.
 
     slurm-<job>.out is not read: it is about an earlier start of the job.
     """
@@ -64,14 +72,34 @@ def read_cause(attempt: Attempt) -> End:
         return End("unknown")
     if since:
         return End("nan", since)
+    if exit_text and cause.failure is None and (sentence := last_sentence(attempt)):
+        return End("unknown", f"{exit_text}: {sentence}")
     if cause.failure is None or _BUSY.search(cause.text):
         return End("unknown")
     if cause.failure.echo:
+        if exit_text and _CONSEQUENCE.search(cause.failure.message):
+            return End("unknown", cause.text)
         killed = _KILLED_WORKER.match(cause.failure.message)
         signal_text = str(ExitStatus(killed[1], cause.node, -int(killed[2]))) if killed else None
         return End("unknown", cause.text if _KILLED_CHILD.search(cause.text) else signal_text)
     node = cause.failed_node
     return End(cause.ended, cause.text, node if node and NODE.fullmatch(node) else None)
+
+
+def last_sentence(attempt: Attempt) -> str:
+    """The last line of an attempt's newest log, if it is a sentence and not a line of a step or of `set -x`."""
+    from hpc_gpt.reader.failures.causes import one_line
+    from hpc_gpt.reader.lines.matches import find
+
+    written = [path for path in attempt.logs if path.stat().st_size]
+    if not written:
+        return ""
+    with open_regular(max(written, key=lambda path: path.stat().st_mtime_ns)) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_BYTES))
+        lines = file.read(_LAST_BYTES).decode(errors="replace").split("\n")
+    last = next((one_line(line) for line in reversed(lines) if line.strip()), "")
+    is_step = any(rule.pattern.kind in _STEPS for _, rule in find(last))
+    return "" if is_step or last.startswith("+") or not _SENTENCE.search(last) else last
 
 
 @contextlib.contextmanager
