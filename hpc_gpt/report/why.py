@@ -15,6 +15,7 @@ from typing import Any
 
 from hpc_gpt.core.ends.exit_status import ExitStatus, read_exit_status
 from hpc_gpt.core.ends.failures import LIVE, UNSPECIFIC, advice, meaning
+from hpc_gpt.core.ends.program_end import AT_ONCE
 from hpc_gpt.core.ends.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, retry_note
 from hpc_gpt.core.ends.state import Facts, class_of
 from hpc_gpt.core.files import open_regular
@@ -32,6 +33,7 @@ from hpc_gpt.reader.failures.causes import Cause, first_cause, one_line
 from hpc_gpt.reader.lines.part import Failure, Part
 from hpc_gpt.reader.lines.read_log import read_log
 from hpc_gpt.reader.runs.attempt_cause import cause_before_attempts, job_output
+from hpc_gpt.reader.runs.grouping import one_if_interleaved
 from hpc_gpt.reader.runs.own_run import OF_CHECKPOINTS
 from hpc_gpt.reader.runs.results import OF_EXPERTS
 from hpc_gpt.reader.runs.run_read import RunRead
@@ -185,6 +187,8 @@ class Why:
     def notes(self) -> list[str]:
         """Notes on what looks wrong besides the end itself."""
         of_end = [self.last.note] if self.last is not None and self.last.note else []
+        if self.run_folder is not None and any(attempt.at_once.exists() for attempt in self.run_folder.attempts()):
+            of_end += [] if self.last is not None and AT_ONCE in (self.last.text or "") else [AT_ONCE]
         kinds = (OF_CHECKPOINTS, OF_EXPERTS, OF_NETWORK, SLOW_RANK)
         return [*of_end, *(flag for flag, kind in self.record.all_flags if kind in kinds)]
 
@@ -328,7 +332,7 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
             if path.exists():
                 log = read_log(path)
                 is_own, first = path in (attempt.log, attempt.err), [*run.before_in_job(attempt), attempt][0].number
-                parts += log.parts if is_own else _own_part(log.parts, path, attempt, first, ended)
+                parts += one_if_interleaved(log.parts) if is_own else _own_part(log.parts, path, attempt, first, ended)
                 cannot += [f"{path}: {log.refused}"] if log.refused else []
         cause = first_cause(parts, ended == "done", asks_for_gpus(run.job_script))
         cause = _with_dead_host(cause, ended, attempt.ended(), table.get("node_list"))

@@ -21,6 +21,7 @@ AT_ONCE_S = 5.0
 # Exit codes, as a shell has them, of a program that SIGINT or SIGTERM ended.
 _ASKED_TO_END = (130, 143)
 _FIRST_BYTES = 4096
+AT_ONCE = "several trainings print their steps at once, so that no curve and no loss is read"
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class ProgramFacts:
     """A text about the script's own --signal, if it is late enough for Slurm to have sent it."""
     heard: bool | None = None
     """Whether the script's shell got that signal; None if that is not known, as when it goes to the steps."""
+    at_once: bool = False
+    """Its output has steps of several trainings at once: neither the last step nor the planned one is that of all."""
     near_limit: str = ""
     """A text about its time limit, if that is near."""
 
@@ -139,6 +142,7 @@ def _end_of_exit_0(facts: ProgramFacts) -> End:
 
     | facts | end |
     |---|---|
+    | its output has steps of several trainings at once | `done` |
     | it came within a line's spacing of its last planned step | `done` |
     | a sure failure after its last step; or of a program before any step, right before the end | that of the failure |
     | its own message about a time limit | `walltime` |
@@ -148,6 +152,8 @@ def _end_of_exit_0(facts: ProgramFacts) -> End:
     | else | `done` |
     """
     printed, step, planned = facts.said, facts.step, facts.planned
+    if facts.at_once:
+        return End("done", f"exit code 0; {AT_ONCE}", note=_note(facts))
     # A program that counts from 0 ends one step short: exit code 0 says that this was the last.
     if step and not is_step_due(step + 1, facts.spacing, planned):
         return End("done", f"{max(step, planned):,} of {planned:,} steps", note=_note(facts))
@@ -214,15 +220,16 @@ def read_said(attempt: Attempt) -> PrintedEnd:
 def facts_of(attempt: Attempt, code: int, planned: int, printed: PrintedEnd) -> ProgramFacts:
     """The facts of an attempt whose program ended with `code`. `planned`: by the settings, 0 if the log says it."""
     step, has_stepped, spacing = _last_step(attempt)
-    seconds = attempt.script_exit().get("seconds")
+    seconds, at_once = attempt.script_exit().get("seconds"), attempt.at_once.exists()
     return ProgramFacts(
         code if code >= 0 else 128 - code,
         step,
         has_stepped,
-        planned or printed.planned or int(attempt.last_metrics().get("steps_planned") or 0),
+        0 if at_once else planned or printed.planned or int(attempt.last_metrics().get("steps_planned") or 0),
         spacing,
         printed,
         None if seconds is None else float(seconds),
+        at_once=at_once,
     )
 
 
@@ -264,6 +271,8 @@ def last_logged(attempts: Sequence[Attempt]) -> int:
 
 def last_planned_step(attempt: Attempt, planned: int) -> int:
     """The last planned step, if the attempt's program made it last; else 0. `planned`: by the settings."""
+    if attempt.at_once.exists():
+        return 0
     last = attempt.last_metrics()
     step, total = int(last.get("step") or 0), planned or int(last.get("steps_planned") or 0)
     return step if step == total else 0

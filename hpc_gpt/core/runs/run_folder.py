@@ -80,6 +80,7 @@ class Attempt:
     log = AttemptPath("log")  # the output of all ranks
     err = AttemptPath("err")  # the standard error of a job script with `--error`; else it is in the log
     metrics = AttemptPath("metrics.jsonl")  # one JSON line per optimizer step
+    at_once = AttemptPath("at-once")  # a mark: the output has steps of several trainings at once
     rendezvous = AttemptPath("rendezvous")
     preflight = AttemptPath("preflight.json")  # the figures and the verdict of its preflight
     measured = AttemptPath("measured.json")  # what our trainer's ranks measured, written after ended.json
@@ -186,8 +187,10 @@ class Attempt:
         return float(loss) if isinstance(loss, int | float) else None
 
     def last_metrics(self) -> dict[str, Any]:
-        """The last whole line of metrics.jsonl; empty if there is none. Only the end of the file is read."""
-        return read_last_stored_line(self.metrics)
+        """The last whole line of metrics.jsonl; empty if there is none. Only the end of the file is read. Of several
+        trainings at once it has the step alone."""
+        last = read_last_stored_line(self.metrics)
+        return {key: last[key] for key in ("step", "time") if key in last} if self.at_once.exists() else last
 
     def write_ended(
         self,

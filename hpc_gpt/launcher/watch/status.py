@@ -13,6 +13,7 @@ from typing import Any
 from hpc_gpt.core.ends.failures import LIVE, STARTED
 from hpc_gpt.core.ends.history import read_history
 from hpc_gpt.core.ends.judge import gpu_hours
+from hpc_gpt.core.ends.program_end import AT_ONCE
 from hpc_gpt.core.ends.run_state import (
     ENDED_BEFORE,
     GONE,
@@ -345,7 +346,8 @@ def _state(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> tuple
     # Nodes that a job which has not started excludes, as another run found them bad.
     told = run.told_nodes() if state == "pending" and not run.attempts() else {}
     without = (f"without {node}, which is bad by run {by}" for node, by in told.items())
-    notes = (cause, *without, moved_note(run_state), unwhole_note(run))
+    at_once = any(attempt.at_once.exists() for attempt in run.attempts()) and AT_ONCE not in str(cause)
+    notes = (cause, *without, AT_ONCE if at_once else None, moved_note(run_state), unwhole_note(run))
     return state, "; ".join(filter(None, notes)) or None
 
 

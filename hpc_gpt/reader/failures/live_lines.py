@@ -16,6 +16,7 @@ from hpc_gpt.reader.lines.line_reader import LineReader
 from hpc_gpt.reader.lines.matches import RuleMatch, find, float_of, rank_of, row_of, values_of, without_colours
 from hpc_gpt.reader.lines.part import Failure
 from hpc_gpt.reader.lines.pattern import ANY_NAME, LOSS, Pattern, raised
+from hpc_gpt.reader.lines.step_order import StepOrder
 from hpc_gpt.reader.lines.step_rows import sound_step
 
 # A failure further up did not end the program.
@@ -91,6 +92,7 @@ class LiveLines:
         self._waits: dict[str, float] | None = None
         self._waits_in = 0  # the stream of these figures
         self._loss_eval: float | None = None
+        self._orders: dict[int, StepOrder] = {}  # of each stream
         self._skipped = 0.0  # steps that fp16's loss scaler skipped, by separate lines before the line of the step
         # The planned number of steps: True, by lines of steps; False, by another line.
         self._planned: dict[bool, int] = {}
@@ -149,6 +151,8 @@ class LiveLines:
             self.loss = float(alone["loss"].replace(",", ""))
         if row is None or not sound_step(row.get("step", -1.0)):
             return None
+        if "loss" in row:  # a bar may be drawn in another order
+            self._orders.setdefault(self.stream, StepOrder()).take(row["step"])
         if self._loss_eval is not None:
             row, self._loss_eval = {"loss_eval": self._loss_eval, **row}, None
         return row
@@ -176,6 +180,11 @@ class LiveLines:
         if self._asked_at is not None and line.startswith("srun: error: ") and "Killed" in line:
             how = "words" if self._count <= self._asked_at + _KEPT_LINES else how
         self._late.append(LiveFailure(failure, time.monotonic() if self.moment == "now" else self.moment, how))
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether the lines are those of several trainings at once."""
+        return any(order.is_interleaved for order in self._orders.values())
 
     @property
     def planned(self) -> int:
@@ -231,7 +240,7 @@ class LiveLines:
         """The failures after the last line of a step (all, in a log without steps) that ended something or may have."""
         left = {id(failure) for failure in without_ignored([one.failure for one in self._late])}
         late = [one for one in self._late if id(one.failure) in left and not (one.failure.echo and one.how == "words")]
-        if self._stepped_at is not None:
+        if self._stepped_at is not None and not self.is_interleaved:  # else the next step is another training's
             late = [one for one in late if one.failure.place.line > self._stepped_at]
             # After steps such a line belongs to a command beside the training.
             late = [one for one in late if not _NEVER_BEGAN.match(one.failure.message)]

@@ -158,12 +158,16 @@ def first_line(part: Part) -> float:
 
 
 def prints_steps(part: Part) -> bool:
-    return bool(part.progress or any(map(len, part.steps.values())))
+    return bool(part.interleaved or part.progress or any(map(len, part.steps.values())))
 
 
 def makes_steps(part: Part) -> bool:
     """Whether a part has a step that was made in it: a bar without elapsed time is drawn before the first one."""
-    return any(map(len, part.steps.values())) or any(step and elapsed != 0 for step, elapsed, _ in part.progress)
+    return (
+        part.interleaved
+        or any(map(len, part.steps.values()))
+        or any(step and elapsed != 0 for step, elapsed, _ in part.progress)
+    )
 
 
 def last_setting(part: Part) -> int:

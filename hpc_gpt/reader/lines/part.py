@@ -67,6 +67,7 @@ class Part:
 
     `started`: it begins with a line that a program prints at its start; otherwise the part before it says what ran.
     `banner`: a framed line of words separates its steps from those of the part before.
+    `interleaved`: its steps are those of several trainings at once, and are left out.
     `starts`: the number of lines of each dialect that announce the start of a program.
     `facts`: the first eight distinct values of each field, in order. `arguments`: the program's own dump.
     `rank_params`: the parameters of a rank by its name in the log, such as "2, 1" or "3". `timers_s`: (sum, count) by
@@ -81,6 +82,7 @@ class Part:
     last_line: int = 1
     started: bool = False
     banner: bool = False
+    interleaved: bool = False
     starts: dict[str, int] = field(default_factory=dict)
     dialects: dict[str, int] = field(default_factory=dict)  # name -> its number of lines
     facts: dict[str, list[Fact]] = field(default_factory=dict)

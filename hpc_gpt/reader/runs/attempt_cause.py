@@ -27,9 +27,7 @@ _BUSY = re.compile(r"srun: error: Unable to (?:create step|allocate resources|co
 _KILLED_WORKER = re.compile(r"rank (\d{1,7}) was ended by signal (?!15\b)(\d{1,2})\b")
 _KILLED_CHILD = re.compile(r"CalledProcessError: .* died with <Signals\.(?!SIGTERM)")  # accelerate's, and others'
 # An exception that another failure causes, which its program reports itself.
-_CONSEQUENCE = re.compile(
-    r"^(?!\w*(?:CalledProcess|ChildFailed|Process\w*)(?:Error|Exception))[\w.]{1,80}(?:Error|Exception)\b"
-)
+_CONSEQUENCE = re.compile(r"^(?!\w*ChildFailedError)[\w.]{1,80}(?:Error|Exception)\b")
 _SENTENCE = re.compile(r"[^\W\d_]{2,}\S{0,80}\s+\S")
 _STEPS = ("step", "more", "progress", "eval")  # kinds of patterns whose lines are no sentence
 _LAST_BYTES = 8 << 10
@@ -60,12 +58,13 @@ def read_cause(attempt: Attempt, exit_text: str = "") -> End:
     # Imported here: the reader loads slowly, and at its time limit a job has only seconds.
     from hpc_gpt.reader.failures.causes import first_cause
     from hpc_gpt.reader.lines.read_log import read_log
+    from hpc_gpt.reader.runs.grouping import one_if_interleaved
 
     try:
         script = RunFolder(attempt.folder.parents[1]).job_script
         with contextlib.ExitStack() as stack:
             paths = [stack.enter_context(_end_of(path)) for path in attempt.logs]
-            parts = [part for path in paths for part in read_log(path).parts]
+            parts = [part for path in paths for part in one_if_interleaved(read_log(path).parts)]
         cause = first_cause(parts, False, asks_for_gpus(script))
         since = nan_since(attempt) if cause.ended in (*UNSPECIFIC, "done") else ""
     except Exception:  # a bug of the reader must not leave the attempt unjudged

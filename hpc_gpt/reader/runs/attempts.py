@@ -32,6 +32,7 @@ _SAME = (
     *("save_s", "eval_s", *MIXTURE_FIELDS),
 )
 KEYS = {**{key: key for key in _SAME}, "time": "at"}
+_OF_STEP = ("step", "time")  # of several trainings at once the steps have these alone
 _CHUNK = 1 << 19  # bytes of lines parsed at once: their objects fit the processor's cache
 _MOST_ENDS = 1 << 21  # bytes at the end of a file that are tried before the whole file is read
 _MOST_BYTES = 4 << 30  # ten million steps
@@ -114,9 +115,10 @@ class _Lines:
 def read_metrics(path: Path, attempt: int) -> MetricsLines:
     """The metrics of an attempt's metrics.jsonl, with the last line of each step; empty if there is no such file.
 
-    A line that is not an object with a whole `step` counts as damaged, unless it is empty.
+    A line that is not an object with a whole `step` counts as damaged, unless it is empty. Of several trainings at once
+    the steps have no figures.
     """
-    return _metrics(_read(path), attempt)
+    return _metrics(_read(path), attempt, Attempt(path.parent).at_once.exists())
 
 
 def read_metrics_ends(path: Path, attempt: int) -> MetricsLines:
@@ -145,18 +147,18 @@ def metrics_of(lines: list[bytes], attempt: int) -> MetricsLines:
     return _metrics(read, attempt)
 
 
-def _metrics(lines: _Lines, attempt: int) -> MetricsLines:
+def _metrics(lines: _Lines, attempt: int, is_at_once: bool = False) -> MetricsLines:
     rows = sum(map(len, lines.line))
     file = {attempt: f"attempts/{attempt}/metrics.jsonl"}
     # A column without a value is not kept.
     named = {
         KEYS.get(key, key): np.concatenate(pieces)
         for key, pieces in lines.columns.items()
-        if not all(np.isnan(piece).all() for piece in pieces)
+        if not all(np.isnan(piece).all() for piece in pieces) and (key in _OF_STEP or not is_at_once)
     }
     line = np.concatenate(lines.line) if rows else no_places()
     steps = StepTable(named, line, np.broadcast_to(np.int32(attempt), rows), files=file, count=rows)
-    steps.eval_by = lines.by_source
+    steps.eval_by = {} if is_at_once else lines.by_source
     if not lines.rises:  # if a step has two lines, the last one counts
         _, last = np.unique(steps["step"][::-1], return_index=True)
         steps = steps.take(np.sort(rows - 1 - last))  # a second stage or epoch begins with smaller numbers

@@ -128,7 +128,7 @@ def _merged(
 
 def _of_one_file(name: LogName, parts: Sequence[Part]) -> list[RunParts]:
     runs: list[RunParts] = []
-    parts = [_at_once(parts)] if _are_interleaved(parts) else parts
+    parts = one_if_interleaved(parts)
     last_span: tuple[float, float] | None = None  # of the part before, alone
     with_steps = [id(part) for part in parts if part.steps or part.progress]
     for part in parts:
@@ -153,6 +153,11 @@ def _of_one_file(name: LogName, parts: Sequence[Part]) -> list[RunParts]:
     return runs
 
 
+def one_if_interleaved(parts: Sequence[Part]) -> Sequence[Part]:
+    """The parts of a file; if its steps are those of several trainings at once, one part without them."""
+    return [_at_once(parts)] if _are_interleaved(parts) else parts
+
+
 def _are_interleaved(parts: Sequence[Part]) -> bool:
     """Whether the steps of a file are those of several trainings at once."""
     lines = Counter[str]()
@@ -175,7 +180,9 @@ def _at_once(parts: Sequence[Part]) -> Part:
     joined = functools.reduce(join_parts, parts)
     count = sum(steps.count for part in parts for steps in part.steps.values())
     left_out = {**joined.left_out, AT_ONCE: count}
-    return replace(joined, steps={}, progress=[], evals=[], eval_s=[], totals={}, timers_s={}, left_out=left_out)
+    return replace(
+        joined, steps={}, progress=[], evals=[], eval_s=[], totals={}, timers_s={}, left_out=left_out, interleaved=True
+    )
 
 
 def _is_as_long(

@@ -108,6 +108,7 @@ class CommandRank(ForeignRank):
             loss=loss,
             planned=planned,
             last_bar=lines.last_bar,
+            interleaved=lambda: lines.is_interleaved,
         )
         files = functools.partial(checkpoint_files, self._run, command) if self._place.rank == 0 else dict
         heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, command.hang_s, files)

@@ -155,7 +155,8 @@ class ForeignLog:
     the step of a line, if it has one; `saw` gets every line. Steps up to `resumed` are not counted again, nor are lines
     up to the last ones with the numbers `written`, which are in metrics.jsonl already. `loss` gives the last loss, for
     a program that prints no steps; `planned` the number of planned steps, 0 if the program does not say; `last_bar`
-    at the end the last step by the program's bar. `clock`
+    at the end the last step by the program's bar. Once the lines are `interleaved`, those of several trainings at once,
+    the attempt has a mark, and only the numbers of steps are written, which show progress. `clock`
     measures the steps of a program that prints no times. A fault of `read`, `saw`, `loss` or the disk does not harm the
     program: the first fault is printed, and its output is read on.
     """
@@ -174,6 +175,7 @@ class ForeignLog:
         loss: Callable[[], float | None] = lambda: None,
         planned: Callable[[], int] = lambda: 0,
         last_bar: Callable[[], StepRow | None] = lambda: None,
+        interleaved: Callable[[], bool] = lambda: False,
         clock: StepClock | None = None,
         written: Sequence[int] = (),
     ) -> None:
@@ -183,7 +185,7 @@ class ForeignLog:
         self._sample_tokens, self._gpus = resolved.model.seq, resolved.gpus
         self._global_batch = resolved.batch.global_batch
         self._read_step, self._saw, self._loss, self._planned = read, saw, loss, planned
-        self._last_bar = last_bar
+        self._last_bar, self._interleaved = last_bar, interleaved
         self._kept_loss: float | None = None
         self._kept_at = -_LOOK_S
         self._rows = KeptLines(attempt.metrics)
@@ -225,7 +227,13 @@ class ForeignLog:
         """Writes loss.json, at most every `pause_s`, until a line has the number of a step; on a full disk it waits."""
         with self._guard():
             loss, now = self._loss(), time.monotonic()
-            if self._trains or self._task or loss in (None, self._kept_loss) or now < self._kept_at + pause_s:
+            if (
+                self._interleaved()
+                or self._trains
+                or self._task
+                or loss in (None, self._kept_loss)
+                or now < self._kept_at + pause_s
+            ):
                 return
             self._kept_loss, self._kept_at = loss, now
             text = json.dumps({"loss": loss, "time": round(time.time(), 3)})
@@ -330,6 +338,9 @@ class ForeignLog:
         if rows:
             self._trains = self.has_steps = True
             self.stepped_boot_s = boot_s()
+            if self._interleaved() and not self._attempt.at_once.exists():
+                with self._guard():
+                    self._attempt.at_once.touch()
             with self._guard():
                 texts = [self._metrics(row, None if self._prints_times else step_s) for row in rows]
                 if self._claim_metrics():
@@ -351,6 +362,8 @@ class ForeignLog:
         begins = self._last is None or step <= self._last
         count = 1 if begins else step - (self._last or 0)
         self._last = step
+        if self._interleaved():
+            return json.dumps({"step": step, "time": round(time.time(), 3)}) + "\n"
         step_s = row.get("step_s", came_s)
         if rate is None and "tokens_per_s_gpu" in row:
             rate = row["tokens_per_s_gpu"] * self._gpus

@@ -103,6 +103,7 @@ class ScriptWatch:
             loss=loss,
             planned=planned,
             last_bar=self._lines.last_bar,
+            interleaved=lambda: self._lines.is_interleaved,
             clock=clock,
             written=written,
         )

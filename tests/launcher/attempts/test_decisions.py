@@ -240,6 +240,25 @@ def test_a_killed_worker_and_what_was_raised_beat_an_exit_code(words: str) -> No
     assert raised.verdict()["cause"].removeprefix("rank 0: ") == found
 
 
+@pytest.mark.parametrize(
+    ("printed", "cause"),
+    [
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", None),
+        ("BrokenPipeError: [Errno 32] Broken pipe", None),
+        ("RuntimeError: [pair.cc:534] Connection closed by peer [10.0.0.3]:5021", None),
+        ("subprocess.CalledProcessError: Command 'x' returned non-zero exit status 75.", None),
+        ("the licence server lic3 is not reachable", "exit code 75: the licence server lic3 is not reachable"),
+        ("+ exit 75", "exit code 75"),
+        ("step 3 loss 2.5", "exit code 75"),
+    ],
+)
+def test_what_a_script_printed_last_is_a_better_cause_than_its_exit_code(printed: str, cause: str | None) -> None:
+    attempt = add_attempt(with_job(own_program("generic-slurm"), "7"), 3, None, job_id="7")
+    attempt.log.write_text(f"step 1 loss 2.5\nstep 2 loss 2.5\n{printed}\n\n")
+    end = classify(attempt, "error", "exit code 75")
+    assert (end.ended, str(end.cause).removeprefix("rank 0: ")) == ("error", cause or printed)
+
+
 def test_an_exclusion_keeps_the_users_and_drops_expired_ones(monkeypatch) -> None:
     run = slurm_run()
     first = start(run, saved=10)

@@ -77,6 +77,39 @@ def test_a_script_whose_run_lies_on_a_noexec_disk_runs(tmp_path: Path, small_dis
     assert (tmp_path / "out.txt").read_text() == f"a b slurm_script {flags}\n"
 
 
+ORDER = "1 1 1 2 2 3 2 3 3 4 FAIL 4 5 4 6 5 5 6 6"
+
+
+@pytest.mark.parametrize(
+    ("order", "code", "state", "cause", "loss"),
+    [
+        (ORDER, 0, "done", "exit code 0; several trainings print their steps at once", None),
+        (ORDER, 1, "error", "ValueError: bad batch in b; several trainings print", None),
+        ("1 1 1 2 2 2 3 3 3 4 4 4 5 5 5 6 6 6", 0, "done", "6 of 6 steps", 2.6),  # ranks of one training
+    ],
+)
+def test_of_several_trainings_at_once_no_loss_is_taken(tmp_path, order, code, state, cause, loss) -> None:
+    (tmp_path / "three.sh").write_text(
+        "#!/bin/bash\n#SBATCH -N 1\n"
+        f"for step in {order}; do\n"
+        "if [ $step = FAIL ]; then python3 -c \"raise ValueError('bad batch in b')\"; continue; fi\n"
+        f'echo "step $step/6 loss 2.$step"; done; exit {code}\n'
+    )
+    own = {"HPC_GPT_LOGS": str(tmp_path / "logs")}
+    words = ("--cluster", "local", "--set", "chain=none", "--wait", "three.sh")
+    in_process("submit", *words, cwd=tmp_path, environment=own, code=3 if code else 0)
+    (run,) = list_runs(tmp_path / "logs")
+    (row,) = json.loads(in_process("status", run.run_id, "--json", environment=own).stdout)["runs"]
+    assert (row["state"], row["step"], row["loss"]) == (state, 6, loss)
+    assert str(row["cause"]).startswith(cause)
+    answer = json.loads(in_process("why", run.run_id, "--json", environment=own).stdout)
+    said = json.dumps([answer["cause"], answer["notes"], answer["attempts"]])
+    assert ("several trainings print their steps at once" in said) == (loss is None)
+    assert ("ValueError: bad batch in b" in said) == (loss is None)
+    (record,) = json.loads(in_process("report", str(run.path), "--json", environment=own).stdout)["records"]
+    assert (record["loss_first"] is None, record["loss_last"]) == (loss is None, loss)
+
+
 FIT = "python3 -uc 'import time\nfor n in range(1, 900): print(f\"step {n} loss 2.0\"); time.sleep(0.2)'"
 # After a stop: what a script does, the file that it still makes, and how often it has started its program.
 LOOPS = {
