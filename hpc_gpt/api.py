@@ -33,6 +33,7 @@ from hpc_gpt.launcher.watch.control import ask_runs, await_answer, await_measure
 from hpc_gpt.launcher.watch.logs import log_path
 from hpc_gpt.launcher.watch.status import RunStatus, read_status
 from hpc_gpt.planner.figures import Figures, figures_of
+from hpc_gpt.reader.lines.steps import STEP_COLUMNS
 from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.gather import gather_paths, read_one, refresh_record
 from hpc_gpt.report.loss_curve import runs_html
@@ -211,8 +212,10 @@ class Run:
         return self._now.record if self._folder is None else refresh_record(self._folder)
 
     def metrics(self) -> RunMetrics:
-        """The columns of its steps, without steps that a later attempt trained again."""
+        """The columns of its steps, without steps that a later attempt trained again. Without steps they are empty."""
         steps = self._now.steps
+        if not steps.columns:
+            return RunMetrics(dict.fromkeys(STEP_COLUMNS, np.zeros(0)))
         return RunMetrics({name: values[steps.counts] for name, values in steps.columns.items()})
 
     @property

@@ -249,7 +249,9 @@ def test_value_types_ask_no_engine():
 
 
 # What verbs share: the options and arguments that they parse, and how an answer is printed.
-PARSERS = {f"cli.{name}" for name in ("completers", "options", "request", "run_argument", "script_words", "verb")}
+PARSERS = {
+    f"cli.{name}" for name in ("completers", "options", "request", "run_argument", "script_words", "variables", "verb")
+}
 
 
 def test_nothing_imports_a_verb():

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from hpc_gpt.cli import completers
+from hpc_gpt.cli.run_argument import located
 from hpc_gpt.cli.verb import verb
 from hpc_gpt.core.errors import ConfigError, NoSuchRun, SlurmUnreachable
 from hpc_gpt.core.files import logs_folder
@@ -134,7 +135,7 @@ def chosen_runs(names: tuple[str, ...]) -> list[RunFolder]:
             else "no run here is queued or running; hpc-gpt status lists the others"
         )
         raise ConfigError("no RUN is named", hint)
-    if runs := find_runs(names, logs_folder()):
+    if runs := find_runs(tuple(map(located, names)), logs_folder()):
         return runs
     raise NoSuchRun(f"no runs under {' '.join(names)}", "hpc-gpt status lists the newest runs")
 

@@ -70,7 +70,9 @@ def status(
     """
     if unknown := [state for state in states if state not in ENDED]:
         raise click.BadParameter(f"{unknown[0]!r} is not one of {', '.join(map(repr, ENDED))}.", param_hint="'--state'")
-    logs = logs_folder()
+    from hpc_gpt.cli.run_argument import located
+
+    logs, names = logs_folder(), tuple(map(located, names))
     opened = opened or any(singles_out(name) for name in names) or bool(states or failed)
     wanted = {*states, *(FAILED if failed else ())} or {*ENDED}
     show_all = show_all or bool(states or failed)

@@ -1,5 +1,6 @@
 """The command of a verb: its place among the verbs, its options, and its help in groups."""
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -11,10 +12,16 @@ C = TypeVar("C", bound=click.Command)
 
 
 class VerbCommand(click.Command):
-    """A command that refuses options which do not go together, as their rows of the table say."""
+    """A command that refuses options which do not go together, as their rows of the table say, and names variables
+    HPC_GPT_… that nothing reads."""
 
     def invoke(self, ctx: click.Context) -> Any:
         check_together(ctx)
+        takes_request = any(parameter.name == "settings" for parameter in self.params)  # names them itself
+        if not takes_request and any(name.startswith("HPC_GPT_") for name in os.environ):
+            from hpc_gpt.cli.variables import print_unread_variables
+
+            print_unread_variables(ctx, near_only=True)
         return super().invoke(ctx)
 
 

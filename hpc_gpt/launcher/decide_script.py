@@ -5,6 +5,7 @@ import os
 import re
 import shlex
 import subprocess
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -309,6 +310,13 @@ def _findings(
             f"--environment={hide_secrets(image)} starts the whole job in that image, and the job chain with it, which "
             "needs Slurm's commands and this Python there: give --environment to srun in the script instead"
         )
+    limit, lead_s = values.get("time"), resolved.cluster.signal_lead_s
+    if limit and resolved.job.signal_lead_s is None and values.get("signal") is None and lead_s > 0:
+        findings.append(
+            f"--time={limit} is not above signal_lead_s, {lead_s} s: the script gets no signal before it is killed"
+        )
+    if resolved.cluster.scheduler == "local" and values.get("array"):
+        findings.append("the elements of the array run one after the other, and submit waits for the last one")
     if ours := [word for word in arguments if word in ("--wait", "--checkpoints", "--set")]:
         findings.append(f"{ours[0]} is after {script.path.name}, so it goes to the script")
     findings += [f"{option.argv[0]} is left out: {LEFT_OUT[option.name]}" for option in left_out]
@@ -319,7 +327,9 @@ def _notes(resolved: Resolved, added: Sequence[str], is_array: bool) -> tuple[st
     """The notes on the options that the profile adds to the script, and on the signs of progress for the job chain."""
     notes = [f"note: profile {resolved.cluster.name} adds {shlex.join(hide_words(added))}"] if added else []
     pattern = resolved.program.checkpoints
-    if pattern is not None:
+    if pattern is not None and (inside := _checkpoints_inside(Path(resolved.program.workdir, pattern))):
+        notes.append(f"note: {pattern} is a folder, which shows no progress; --checkpoints '{pattern}/{inside}' does")
+    elif pattern is not None:
         notes.append(f"note: the job chain sees progress by the checkpoints {pattern}")
         if is_array and "%a" not in pattern:
             notes.append(
@@ -332,6 +342,16 @@ def _notes(resolved: Resolved, added: Sequence[str], is_array: bool) -> tuple[st
             "or by --checkpoints 'out/step-*'"
         )
     return tuple(notes)
+
+
+def _checkpoints_inside(folder: Path) -> str:
+    """The pattern of the numbered names in a folder, if several names differ in a number alone; else empty."""
+    try:
+        patterns = Counter(re.sub(r"\d+(?=\D*$)", "*", name) for name in os.listdir(folder) if re.search(r"\d", name))
+    except OSError:
+        return ""
+    ((pattern, count),) = patterns.most_common(1) or [("", 0)]
+    return pattern if count > 1 else ""
 
 
 def _provenance(script: JobScript) -> dict[str, Any]:

@@ -123,11 +123,17 @@ def requested_file(request: Request, profile: ClusterProfile, under: Mapping[str
 
 
 def _refuse_program(name: str) -> None:
-    """Raises ConfigError for a file of commands that does not begin with #!, so that it is not a job script."""
+    """Raises ConfigError for a file of commands: a job script, or one that lacks #! at its beginning."""
+    from hpc_gpt.core.slurm.sbatch_words import sizes_of
     from hpc_gpt.core.slurm.script_lines import directives_of_srun  # parses what no experiment has
+    from hpc_gpt.trainer.program.job_script import last_values, read_job_script
 
     path = Path(name)
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() and path.suffix != ".toml" else ""
+    if text.startswith("#!"):
+        sizes = sizes_of(last_values(read_job_script(path).options))
+        hint = f"--model NAME --gpus {max(1, sizes.gpus) * sizes.nodes} plans such a model; submit runs the script"
+        raise ConfigError(f"{name} is a job script: its program decides the model and the layout", hint)
     lines = directives_of_srun(text)
     if lines or re.search(r"^#SBATCH|^\s*(srun|torchrun|python3?|bash|accelerate|mpirun) ", text, re.MULTILINE):
         also = ", and its srun asks for a job of its own" if lines else ""

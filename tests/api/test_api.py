@@ -24,7 +24,7 @@ from hpc_gpt.core.runs.work_archive import unpack_work
 from tests.benchmarks.sweep import make_stand_ins
 from tests.cli.command import in_process
 from tests.launcher.local.conftest import RESTING
-from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt
+from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, unsubmitted_run, with_attempt
 from tests.test_imports import MODULES, imports_of, own_module, package_of, room_of
 from tests.waiting import wait_for
 
@@ -200,6 +200,11 @@ def test_steps_that_were_trained_again_are_left_out():
             metrics.to_pandas()
     else:
         assert metrics.to_pandas()["step"].tolist() == metrics["step"].tolist()
+
+
+def test_the_columns_of_a_run_without_steps_are_empty():
+    metrics = Run(unsubmitted_run().run_id).metrics()
+    assert (metrics["step"].tolist(), metrics["loss"].tolist(), metrics["step_s"].size) == ([], [], 0)
 
 
 def test_a_run_is_one_of_another_program_too(tmp_path):

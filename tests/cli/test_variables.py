@@ -7,7 +7,7 @@ import click
 import pytest
 
 from hpc_gpt import cli
-from hpc_gpt.cli.request import PREFIX, variables_of
+from hpc_gpt.cli.variables import PREFIX, variables_of
 from hpc_gpt.core.slurm.environment import OWN_VARIABLES
 from tests.cli.command import in_process, resolved_of
 from tests.conftest import REPOSITORY
@@ -48,6 +48,11 @@ def test_an_unread_variable_is_named_with_the_nearest_one(verb):
     unread |= {"HPC_GPT_CLUSTER": "generic-slurm"}  # without one, and without sbatch here, `submit` asks for that first
     done = in_process(verb, "nothing-of-that-name", environment=unread)  # which ends it before anything is done
     assert done.stderr.startswith(f"{lines}Error: no experiment 'nothing-of-that-name'")
+
+
+def test_a_verb_without_an_experiment_names_a_variable_that_is_nearly_one_it_reads():
+    said = in_process("status", environment={"HPC_GPT_LOG": "/x", "HPC_GPT_XYZZY": "1"}).stderr
+    assert said.startswith("nothing reads the variable HPC_GPT_LOG; did you mean HPC_GPT_LOGS?\nno runs under ")
 
 
 def test_what_it_refuses_nothing_for_is_rendered():

@@ -11,7 +11,7 @@ from typing import get_args
 import pytest
 
 from hpc_gpt import __version__, cli
-from hpc_gpt.cli.request import PREFIX, variables_of
+from hpc_gpt.cli.variables import PREFIX, variables_of
 from hpc_gpt.core import errors
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.settings.cluster import load_profile

@@ -78,11 +78,38 @@ def test_a_hung_slurmctld_hides_nothing_of_an_ended_runs_folder(bare_launcher: L
 
 
 def test_a_job_that_never_starts_is_named_by_slurms_reason(bare_launcher: Launcher) -> None:
-    """More nodes than the partition has: Slurm queues it."""
+    """The job that it waits for is cancelled. Its id finds the run from any folder, by what Slurm knows of it."""
     launcher = bare_launcher
-    job = launcher.submit("--engine", "ddp", "--gpus", "128", "--nodes", "64", "--tp", "1", "--pp", "1")
-    job.wait("Slurm's reason", lambda: job.shown()["Reason"] not in ("None", "(null)"))
+    before = launcher.cluster.run("sbatch", "--parsable", "--hold", "--wrap=true", check=True).stdout.strip()
+    job = launcher.submit(*SINGLE, "--dependency", f"afterok:{before}")
+    launcher.cluster.run("scancel", before)
+    elsewhere = launcher.run("status", job.id, "--json", HPC_GPT_LOGS=str(launcher.folder / "elsewhere"))[0]
+    assert [row["run"] for row in json.loads(elsewhere)["runs"]] == [job.run.run_id]
+    launcher.run("why", "99999999", code=5, HPC_GPT_LOGS=str(launcher.folder / "elsewhere"))
+    job.wait("Slurm's reason", lambda: job.shown()["Reason"] == "DependencyNeverSatisfied")
     (row,) = json.loads(launcher.run("status", str(job.run.path), "--json")[0])["runs"]
     assert row["cause"].startswith("it never starts: "), row
     assert row["cause"].endswith(f"; hpc-gpt cancel {job.run.run_id}")
     launcher.run("cancel", str(job.run.path), "--yes")
+
+
+def test_a_request_that_no_node_of_the_partition_holds_is_refused_and_one_for_a_drained_node_waits(
+    bare_launcher: Launcher,
+) -> None:
+    launcher = bare_launcher
+    runs = sorted(launcher.logs.glob("*/*"))
+    for words, lack in (
+        (("--mem", "500G"), "it asks for 1 node with 2 CPUs, 512,000 MiB, 1 GPU each"),
+        (("--gpus", "6", "--nodes", "3"), "it asks for 3 nodes with 4 CPUs, 2 GPUs each"),
+    ):
+        for dry in ((), ("--dry-run",)):
+            said = "".join(launcher.run("submit", *SINGLE, *words, *dry, code=1))
+            assert f"Slurm would never start this job: {lack}; partition main has " in said, said
+            assert "such of its 2 nodes, at most 8 CPUs, 64,000 MiB, 4 GPUs each" in said
+    assert sorted(launcher.logs.glob("*/*")) == runs
+    launcher.cluster.run("scontrol", "update", "nodename=b[1-2]", "state=drain", "reason=test", check=True)
+    try:
+        said = "".join(launcher.run("submit", *SINGLE, "--dry-run"))
+        assert "it cannot start now: Requested node configuration is not available" in said
+    finally:
+        launcher.cluster.run("scontrol", "update", "nodename=b[1-2]", "state=resume", check=True)

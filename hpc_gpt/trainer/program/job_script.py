@@ -24,6 +24,7 @@ from hpc_gpt.trainer.program.script_steps import steps_of
 
 _LARGEST = 4 << 20  # the default limit of slurm.conf for a script
 _WITHOUT_MARK = re.compile(r"\s*SBATCH\s+-")  # a beginner's mistake
+_APART = re.compile(r"#\s+SBATCH\s+-")  # not read either
 _HEREDOC = re.compile(r"(?<!<)<<-?\s*(?P<quote>[\"']?)(?P<end>[A-Za-z_]\w*)(?P=quote)")
 _RENDERED = re.compile(rb"^# Rendered by hpc-gpt ", re.MULTILINE)
 _OTHERS = (
@@ -263,6 +264,8 @@ def scan(script: JobScript) -> list[Caution]:
         if number in script.late:
             means = f"sbatch does not read it: it is after the first command, which is in line {script.stops}"
             notes.append(Caution(number, f"{text:.60}", means))
+        if number <= script.stops and _APART.match(line):
+            notes.append(Caution(number, f"{text:.60}", f"sbatch does not read it: {DIRECTIVE} is one word"))
         if not text or (text.startswith("#") and number > 1):
             continue
         shown = hide_secrets(text)
