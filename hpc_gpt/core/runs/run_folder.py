@@ -335,10 +335,13 @@ class RunFolder:
                 number += 1
 
     def submissions(self) -> list[dict[str, Any]]:
-        """Every line of submissions.jsonl, first to last; of each `call` of sbatch the last one."""
+        """Every line of submissions.jsonl, first to last, without `lost` ones that a later line of the same `call` of
+        sbatch completes."""
         lines = read_stored_lines(self.path / "submissions.jsonl")
-        last_of_call = {line["call"]: line for line in lines if line.get("call")}
-        return [line for line in lines if not line.get("call") or line is last_of_call[line["call"]]]
+        last_of_call = {line.get("call"): line for line in lines}
+        return [
+            line for line in lines if not (line.get("lost") and line.get("call")) or line is last_of_call[line["call"]]
+        ]
 
     def add_submission(self, submission: Mapping[str, Any]) -> None:
         line = {"time": time.time(), "folder": str(self.path), **submission}
