@@ -2,9 +2,12 @@
 
 from hpc_gpt.reader.lines.part import SAID_DONE
 from hpc_gpt.reader.lines.pattern import (
+    AFTER,
     ANY_NAME,
+    ANY_NUMBER,
     END,
     EXCEPTION_START,
+    IS,
     LINE_START,
     NUMBER,
     START,
@@ -73,6 +76,16 @@ _WHOLE = (
 )
 # A word alone; the reader decides whether it is the end (`LineReader.finish`).
 _ALONE = rf"(?:^|[\]>|\[] {{0,3}}|- |:(?! )|:\d\d(?:[.,]\d{{1,6}})? {{1,3}})(?:all )?(?:done|finished|completed?)(?: in {_TIME})?(?: exited with code=0)?\W{{0,4}}$"
+# A save in own words, with its step; and losses in the line with which a program closes.
+_SAVED = (
+    r"(?i:(?:\bsav(?:ed|ing)\b[^\n]{0,80}?\b(?:checkpoint|ckpt|model|weights|state)"
+    r"|\b(?:checkpoint|ckpt|model|weights)\b[^\n]{0,60}?\bsaved\b)"
+    r"[^\n]{0,120}?(?:step|iter(?:ation)?|checkpoint|ckpt)[ _=:/-]{1,2} {0,8}(?P<step_saved>\d{1,12})(?![\d.]\d|[kKM%/]))"
+)
+_CLOSING = (
+    rf"(?i:\bfinal\b(?:[^\n]{{0,60}}?\b(?:val|valid|validation|eval|evaluation)[ _/-]loss{IS}"
+    rf"(?P<loss_eval_closing>{ANY_NUMBER})| (?:train(?:ing)?[ _/-])?loss{IS}(?P<loss_closing>{ANY_NUMBER})){AFTER})"
+)
 
 
 def _option(literal: str, names: str, field: str) -> Pattern:
@@ -136,6 +149,8 @@ DIALECTS = (
     # Texts by which programs say that they have ended: a table by program, then a general rule. They count only after
     # the last line of steps: many programs print such lines, some about an epoch or an evaluation.
     Dialect("program_ends", patterns=(
+        *(Pattern("fact", _SAVED, literal=literal, weak=True) for literal in ("aved", "aving")),
+        *(Pattern("fact", _CLOSING, literal=literal, weak=True) for literal in ("final", "Final", "FINAL")),
         # torchrun and Ray print these about any program that they started
         Pattern("end", r"\] worker group successfully finished", ended="done"),
         Pattern("end", r"\bJob '\w{1,80}' succeeded\s*$", ended="done"),

@@ -16,7 +16,7 @@ from hpc_gpt.reader.lines.part import Failure, Part, Place
 from hpc_gpt.reader.runs.attempts import iso
 from hpc_gpt.reader.runs.draft import Draft
 from hpc_gpt.reader.runs.grouping import RunParts
-from hpc_gpt.reader.runs.log_steps import AT_ONCE, LogSteps, log_interval, main_steps, reaches, step_span
+from hpc_gpt.reader.runs.log_steps import AT_ONCE, LogSteps, furthest_step, log_interval, main_steps, reaches, step_span
 from hpc_gpt.reader.runs.rules import Known
 
 _ZONE = "as printed, taken as UTC"
@@ -151,6 +151,7 @@ def _end(number: int, parts: Sequence[Part], steps: LogSteps, planned: int | Non
     # This includes lines without a number, whose steps follow from samples or epochs.
     if steps.numbered and len(numbers):
         spans.append((float(numbers[0]), float(numbers.max())))
+    spans += [(spans[0][0], step) for part in parts if (step := furthest_step(part)) and step <= (planned or step)]
     # A bar alone may count anything, unless the program states its total, or an attempt before it shows a training.
     stated = any(fact.dialect != BARS for part in parts for fact in part.facts.get("steps_planned", ()))
     trained = stated or any(part.steps or part.totals for part in parts) or (number > 1 and len(steps) > 0)

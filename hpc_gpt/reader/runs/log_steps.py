@@ -4,6 +4,7 @@ MLPerf's submissions print counts and rates under the same names without a unit.
 these are steps, samples or tokens; if they do not, the figures are left out.
 """
 
+import bisect
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -138,6 +139,22 @@ def step_span(part: Part) -> tuple[float, float] | None:
     bars = [step for step, _, _ in part.progress if step < _MOST_STEPS]
     bars = [step for step in bars if step] or bars  # a bar counts finished steps: 0 is not a step
     return (bars[0], max(bars)) if bars else None
+
+
+def furthest_step(part: Part) -> float | None:
+    """The furthest step that a part shows beyond its lines of steps: by the bar of its steps, which must agree with the
+    last line, or by a save after it, within two distances of these lines. None without any."""
+    main = main_steps(part)
+    if main is None or not len(numbers := main[1]["step"][np.isfinite(main[1]["step"])]):
+        return None
+    last, interval, line = float(numbers[-1]), log_interval(main[1]), int(main[1].line[-1])
+    place = bisect.bisect_right(part.progress, line, key=lambda bar: bar[2])
+    agrees = place > 0 and abs(part.progress[place - 1][0] - last) <= interval
+    reached = [step for step, _, _ in part.progress[place - 1 :]] if agrees else []
+    saved = [(step, at) for step, _, at in part.saves if step is not None]
+    saved += [(float(fact.value), fact.place.line) for fact in part.facts.get("step_saved", ())]
+    reached += [step for step, at in saved if at > line and last < step < last + 2 * interval]
+    return max((step for step in reached if step < _MOST_STEPS), default=None)
 
 
 def reaches(span: tuple[float, float] | None, planned: float | None) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 
 from hpc_gpt.core.format import counted, counted_words
 from hpc_gpt.reader.lines.fields import EPOCHS, MIXTURE_FIELDS, NEVER_ZERO
-from hpc_gpt.reader.lines.part import Part, PeakMemory
+from hpc_gpt.reader.lines.part import Fact, Part, PeakMemory
 from hpc_gpt.reader.lines.steps import CROWDED_LINES, StepColumn, StepTable
 from hpc_gpt.reader.runs.draft import Draft, is_on
 from hpc_gpt.reader.runs.facts import Facts
@@ -59,11 +59,27 @@ def _printed(facts: Facts, steps: LogSteps, column: str) -> tuple[float, str] | 
 
 def add_losses(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
     """Adds the first and the last loss, the loss of the last evaluation, and a mixture's figures."""
+    closing = _closing_losses(steps, parts)
     add_first_and_last_loss(draft, steps)
     add_mixture(draft, steps)
+    for key, fact in closing.items():
+        is_loss = key == "loss_eval" and "evaluates_accuracy" not in draft
+        if is_loss or (key == "loss_last" and math.isfinite(draft.get(key) or math.nan)):
+            draft.values[key] = float(fact.value)
+            draft.sources[key] = f"{fact.place}, the program's closing line"
     evals = evaluations(steps, parts)
-    if evals and "evaluates_accuracy" not in draft:
+    if evals and "loss_eval" not in draft and "evaluates_accuracy" not in draft:
         draft.set("loss_eval", evals[-1][1], evals[-1][2])
+
+
+def _closing_losses(steps: LogSteps, parts: Sequence[Part]) -> dict[str, Fact]:
+    """The losses in a line after the last step in which a program closes, by their keys of the record."""
+    if not len(steps):
+        return {}
+    file, line = steps.files[int(steps.attempt[-1])], int(steps.line[-1])
+    names = {"loss_eval_closing": "loss_eval", "loss_closing": "loss_last"}
+    found = ((key, fact) for part in parts for name, key in names.items() for fact in part.facts.get(name, ()))
+    return {key: fact for key, fact in found if fact.place.file == file and fact.place.line > line}
 
 
 def add_first_and_last_loss(draft: Draft, steps: StepTable) -> None:
