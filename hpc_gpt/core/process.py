@@ -21,6 +21,7 @@ from typing import Any
 
 from hpc_gpt.core.errors import ConfigError
 
+MAX_ARGUMENT_BYTES = 128 << 10  # of one argument or variable with its final NUL, by the kernel
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 

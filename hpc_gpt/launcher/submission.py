@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable, UserError, check_package
 from hpc_gpt.core.format import counted
+from hpc_gpt.core.process import MAX_ARGUMENT_BYTES
 from hpc_gpt.core.runs.code_archive import CODE_KEY
 from hpc_gpt.core.runs.provenance import collect, weights_of
 from hpc_gpt.core.runs.run_folder import (
@@ -30,13 +31,16 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.settings.sweep_rows import faults_of_rows
 from hpc_gpt.core.slurm.clients import check_output_path
-from hpc_gpt.core.slurm.environment import has_sbatch, job_python
+from hpc_gpt.core.slurm.environment import GIVEN, given_environment, has_sbatch, job_python
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.start_check import ExpectedStart, NeverStarts, ask_after, ask_start, check_reachable
 from hpc_gpt.core.tables import flat
 from hpc_gpt.launcher.notes import NOTES, standing_lines
 from hpc_gpt.launcher.prepared import Copies, PreparedRun
 from hpc_gpt.trainer.tokens.run_data import ensure_data
+
+_POINTER_BYTES = 8
+_SPARE_BYTES = 16 << 10  # for the variables and words that a job adds
 
 if TYPE_CHECKING:
     from hpc_gpt.core.runs.lineage import Parent
@@ -87,6 +91,7 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
         check_file_text(path, text)
     for row in rows:
         check_values(row.resolved)
+        check_sizes(row.resolved)
     cluster = rows[0].resolved.cluster
     if cluster.scheduler == "local":
         for resolved in [row.resolved for row in rows if row.resolved.job.dependency is not None]:
@@ -123,6 +128,39 @@ def check_values(resolved: Resolved) -> None:
             if isinstance(text, str) and is_secret("", text):
                 message = f"{key} looks like a secret, and the run folder would keep it"
                 raise ConfigError(message, "export it in the shell that submits: jobs have its variables")
+
+
+def check_sizes(resolved: Resolved) -> None:
+    """Raises ConfigError for what no process can be started with: an argument or a variable above MAX_ARGUMENT_BYTES,
+    or an environment that with the longest command is above the system's limit of both."""
+    program, given = resolved.command, {}
+    if resolved.cluster.scheduler == "local" and resolved.script is not None:
+        given = given_environment(os.environb)
+    variables = {**os.environ, **resolved.cluster.environment, **given}
+    commands = {"notify.command": _words(resolved.notify.command), "after.run": _words(resolved.after.run)}
+    if program is not None:
+        lines = ["\n".join([*program.setup, program.run])] if isinstance(program.run, str) else program.run
+        commands |= {"command.run": list(lines or ()), "command.args": list(program.args)}
+    sizes = [(key, len(os.fsencode(word)) + 1) for key, words in commands.items() for word in words]
+    sizes += [(f"variable {name}", len(os.fsencode(f"{name}={value}")) + 1) for name, value in variables.items()]
+    for what, size in sizes:
+        if size > MAX_ARGUMENT_BYTES:
+            packed = f"variable {GIVEN}" == what
+            raise ConfigError(
+                f"{'the environment, packed for the script,' if packed else what} has {size:,} bytes, and no "
+                f"argument or variable of a process may have more than {MAX_ARGUMENT_BYTES:,}",
+                "put it into a file, and name that" if what in commands else "unset what the run does not need",
+            )
+    total, limit = sum(size + _POINTER_BYTES for _, size in sizes), os.sysconf("SC_ARG_MAX") - _SPARE_BYTES
+    if total > limit:
+        raise ConfigError(
+            f"environment and commands have {total:,} bytes, and a process takes at most {limit:,}",
+            "unset what the run does not need",
+        )
+
+
+def _words(command: str | Sequence[str] | None) -> list[str]:
+    return [command] if isinstance(command, str) else list(command or ())
 
 
 def check_requirements(resolved: Resolved, has_gpu: bool) -> None:

@@ -1,14 +1,17 @@
 """The curves of a run in the services of `[track]`, which rank 0 shows while it trains."""
 
+import json
 import math
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from hpc_gpt.core.files import write_once
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.core.runs.stored import read_last_stored_line
+from hpc_gpt.core.runs.stored import NODE, read_last_stored_line, read_stored
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.sinks import FLOPS, CurveRow, ShownRun, Sink, shown_settings, source_tags
 from hpc_gpt.core.sinks.background import Background
@@ -18,7 +21,23 @@ from hpc_gpt.core.sinks.wandb import Wandb
 from hpc_gpt.trainer.engines.protocol import BALANCE_FIGURES
 
 _TAGS = ("loss", "step_s", "tokens_per_s", "lr", "grad_norm", *BALANCE_FIGURES, "loss_eval", "bpb", "skipped")
+_OF_JOB = re.compile(r"\d+(?:[_-]\d+)?")  # the id of a run by plain sbatch
 _LONG_S = 1e6  # seconds of a step so long that its TFLOPs are below every device's peak
+
+
+def service_id(run: RunFolder, attempt: Attempt) -> str:
+    """The run's id in W&B and MLflow. A run by plain sbatch has the number of its job, which is also one of every other
+    cluster's: so the cluster's name is added at its first start, and noted. RunFolderError if the disk refuses."""
+    note = run.path / "track.json"
+    if noted := read_stored(note).get("id"):
+        return str(noted)
+    cluster = os.environ.get("SLURM_CLUSTER_NAME") or ""
+    is_shown = any(each.number < attempt.number and each.metrics.exists() for each in run.attempts())
+    if is_shown or not NODE.fullmatch(cluster) or not _OF_JOB.fullmatch(run.run_id):
+        return run.run_id
+    named = f"{cluster}-{run.run_id}"
+    write_once(note, json.dumps({"id": named}) + "\n")
+    return named
 
 
 class Curves:
@@ -33,7 +52,7 @@ class Curves:
         self._flops = {name: rate * _LONG_S for name in FLOPS if (rate := getattr(flops, name))}
         settings = shown_settings({**record.settings, **figures_asked(resolved), "device": record.device})
         began = attempt.started().get("started") or 0.0
-        shown = ShownRun(run.run_id, resolved.slug, f"{resolved.name}/{run.run_id}", began, settings)
+        shown = ShownRun(service_id(run, attempt), resolved.slug, f"{resolved.name}/{run.run_id}", began, settings)
         earlier = [read_last_stored_line(each.metrics) for each in run.attempts() if each.number < attempt.number]
         last = max((line.get("step", 0) for line in earlier), default=0)
         track, path, uri = resolved.track, run.path, os.environ.get("MLFLOW_TRACKING_URI", "")

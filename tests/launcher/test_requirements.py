@@ -1,5 +1,6 @@
 """What a machine lacks is said before a run starts there."""
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -7,9 +8,11 @@ import pytest
 from hpc_gpt.core.errors import ConfigError, check_package
 from hpc_gpt.core.settings.cluster import Container, load_profile
 from hpc_gpt.core.settings.decide import resolve
+from hpc_gpt.core.settings.experiment import Command, ScriptFacts
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.launcher.submission import check_inputs, check_requirements
+from hpc_gpt.core.settings.services import Notify
+from hpc_gpt.launcher.submission import check_inputs, check_requirements, check_sizes
 
 
 def settle(**overrides) -> Resolved:
@@ -65,3 +68,43 @@ def test_a_missing_package_is_one_line_with_the_command():
     with pytest.raises(ConfigError, match="engine hf-deepspeed needs no_such_package") as refusal:
         check_package("no_such_package", "engine hf-deepspeed")
     assert refusal.value.hint == "pip install 'hpc-gpt[train]'"
+
+
+LONG = "x" * (128 << 10)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"command.run": f"echo {LONG}"}, "command.run has 131,078 bytes, and no argument"),
+        ({"command.run": ["echo", "a", LONG]}, "command.run has 131,073 bytes, and no argument"),
+        (
+            {"command.run": "true", "notify.command": ["echo", LONG], "notify.on": ["ended"]},
+            "notify.command has 131,073 bytes",
+        ),
+        ({"command.run": ["echo", *["x" * 1000] * 4000]}, "environment and commands have "),
+        ({"command.run": ["echo", LONG[2:]]}, ""),
+    ],
+)
+def test_what_no_process_takes_is_refused_with_its_size(settings, said):
+    run = settings["command.run"]
+    resolved = replace(settle(), command=Command(run=run if isinstance(run, str) else tuple(run)))
+    if "notify.command" in settings:
+        resolved = replace(resolved, notify=Notify(settings["notify.command"], ("ended",)))
+    if not said:
+        check_sizes(resolved)
+        return
+    with pytest.raises(ConfigError, match=said):
+        check_sizes(resolved)
+
+
+def test_an_environment_that_no_variable_can_carry_is_refused(monkeypatch):
+    resolved = settle()
+    check_sizes(replace(resolved, cluster=replace(resolved.cluster, environment={"A": "x" * 1000})))
+    with pytest.raises(ConfigError, match="variable A has 131,075 bytes"):
+        check_sizes(replace(resolved, cluster=replace(resolved.cluster, environment={"A": LONG})))
+    for number in range(2):
+        monkeypatch.setenv(f"NOISE_{number}", random.Random(number).randbytes(60_000).hex())
+    check_sizes(resolved)
+    with pytest.raises(ConfigError, match="the environment, packed for the script, has "):
+        check_sizes(replace(resolved, script=ScriptFacts("0" * 16)))

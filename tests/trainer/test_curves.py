@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.services import Track
 from hpc_gpt.reader.runs.own_run import read_own
 from hpc_gpt.report.exports import write_events
-from hpc_gpt.trainer.curves import Curves
+from hpc_gpt.trainer.curves import Curves, service_id
 from tests.conftest import REPOSITORY
 from tests.core.sinks.stand_ins import put_mlflow, put_wandb
 from tests.made_runs import add_attempt, make_run, metrics_line
@@ -134,6 +135,22 @@ def test_online_wandb_says_itself_which_steps_it_has(tmp_path):
     said = show_in_a_process(run, FIRST, put_wandb(tmp_path / "own"), CALLS=str(tmp_path / "calls"))
     begun = [["init", run.run_id, "online", "allow"]]
     assert (said, calls(tmp_path / "calls")) == ("", [*begun, ["log", 8], ["log", 9], ["log", 10], ["finish"]])
+
+
+def test_a_run_by_plain_sbatch_has_its_clusters_name_in_its_id(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "north")
+    run = make_run(tmp_path)
+    assert service_id(run, add_attempt(run, FIRST)) == run.run_id
+    for number, wanted in (("4711", "north-4711"), ("4712_3", "north-4712_3")):
+        other = RunFolder(run.path.with_name(number))
+        shutil.copytree(run.path, other.path)
+        shutil.rmtree(other.path / "attempts")
+        assert service_id(other, add_attempt(other, FIRST)) == wanted
+        monkeypatch.setenv("SLURM_CLUSTER_NAME", "south")
+        assert service_id(other, add_attempt(other, AGAIN)) == wanted, "also if a federation moved it"
+        monkeypatch.setenv("SLURM_CLUSTER_NAME", "north")
+    run.path.rename(older := run.path.with_name("4713"))
+    assert service_id(RunFolder(older), add_attempt(RunFolder(older), AGAIN)) == "4713", "it has its id"
 
 
 @pytest.mark.parametrize(

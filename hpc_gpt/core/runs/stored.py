@@ -66,6 +66,7 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
     "cancelled": {"user": str, "time": float},
     "excluded": {"nodes": dict},
     "queue": {"words": str, "time": float},
+    "track": {"id": str},
     "processes": {"boot": str, "pid_namespace": str, "processes": dict},
 }  # fmt: skip
 
