@@ -109,7 +109,8 @@ def _lines(answer: Why) -> list[str]:
         lines += ["", "attempts"]
         for past in answer.attempts:
             in_job = "" if past.pause_s is None else f"in the same job after {show_duration(past.pause_s)}; "
-            lines.append(f"  {past.attempt}  {in_job}{class_and_cause(past.ended, past.text)}")
+            steps = "" if past.steps is None else f"steps {past.steps[0]}-{past.steps[1]}; "
+            lines.append(f"  {past.attempt}  {in_job}{steps}{class_and_cause(past.ended, past.text)}")
     return lines
 
 

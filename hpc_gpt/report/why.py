@@ -66,6 +66,7 @@ class AttemptWhy:
     cause: Cause
     note: str | None = None  # what may be wrong with an attempt that is done
     pause_s: float | None = None  # the pause before it, if it is a restart inside its job
+    steps: tuple[int, int] | None = None  # the first and the last step of a program; None for our trainer
 
     @property
     def failure(self) -> Failure | None:
@@ -81,6 +82,8 @@ class AttemptWhy:
             "cause": self.text,
             "note": self.note,
             "pause_s": self.pause_s,
+            "first_step": self.steps[0] if self.steps else None,
+            "last_step": self.steps[1] if self.steps else None,
             "rank": self.cause.rank,
             "node": self.cause.node,
             "failed_node": self.cause.failed_node,
@@ -318,7 +321,7 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
     record, cannot = read.record, []
     tables = record.attempts or []
     attempts: list[AttemptWhy] = []
-    own = run.attempts()
+    own, is_program = run.attempts(), command_of(run) is not None
     for index, (attempt, table) in enumerate(zip(own, tables, strict=False)):
         ended, following = table.get("ended"), attempt.next_of_job(own[index + 1 :])
         # Slurm's own output is of a start of the job: what it says is meant for the last attempt of that start, unless
@@ -338,7 +341,9 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
         cause = _with_dead_host(cause, ended, attempt.ended(), table.get("node_list"))
         explained = _attempt_why(attempt.number, ended, table.get("cause"), cause)
         note = table.get("note") if explained.ended == "done" else None
-        attempts.append(replace(explained, note=note, pause_s=table.get("pause_s")))
+        begin, final = table.get("first_step"), table.get("last_step")
+        steps = (begin, final) if is_program and begin is not None and final is not None else None
+        attempts.append(replace(explained, note=note, pause_s=table.get("pause_s"), steps=steps))
     if not attempts and (before := cause_before_attempts(run, record.job_id)):
         attempts.append(AttemptWhy(0, before.ended, before.text, before))
     return Why(record, tuple(attempts), run_folder=run, cannot=tuple(cannot))

@@ -195,7 +195,14 @@ def test_all_of_an_answer_is_what_the_attempts_say() -> None:
                for rank in range(8)]  # fmt: skip
     lost = "rank # lost another rank: RuntimeError: Read error: Connection reset by peer"
     then = {f"{lost} #": 12}
-    nothing = {"note": None, "others": [], "survived": [], "followed": {"count": 0, "words": {}}}
+    nothing = {
+        "note": None,
+        "first_step": None,
+        "last_step": None,
+        "others": [],
+        "survived": [],
+        "followed": {"count": 0, "words": {}},
+    }
     answer = json.loads(short(json.dumps(why_json(run.run_id))))
     assert answer.pop("attempts") == [
         {"attempt": 1, "ended": "walltime", "cause": "the time limit of 60 s is over", "pause_s": None, **place,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from hpc_gpt.core.ends.began_again import describe_begin_again
 from hpc_gpt.core.ends.failures import QUICK_S
 from hpc_gpt.core.ends.judge import EndedAttempt
 from hpc_gpt.core.ends.program_end import last_logged, last_planned_step
@@ -66,6 +67,7 @@ def read_history(
                 complete=complete,
                 stopped=verdict.get("go_on") is False and ended != "refused",
                 logged=logged,
+                began_again=describe_begin_again(run, attempt) if command is not None else None,
                 start=attempt.job_start if attempt.job_id else None,
             )
         )

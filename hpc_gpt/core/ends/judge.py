@@ -38,6 +38,8 @@ class EndedAttempt:
     anew."""
     logged: bool = False
     """No checkpoint is known, and `saved` is the last step of its log."""
+    began_again: str | None = None
+    """The sentence on an attempt that began its training again, in place of resuming it; None for others."""
     start: tuple[str, int] | None = None
     """The start of its job, which attempts share that follow each other in one allocation; None if it shares it with
     no other."""
@@ -51,8 +53,15 @@ class EndedAttempt:
         return f"the {subject} {self.saved}"
 
     @property
+    def place(self) -> tuple[str, int] | int:
+        """The start of its job, or its number if it is judged by itself."""
+        return self.number if self.start is None or self.began_again is not None else self.start
+
+    @property
     def progressed(self) -> bool:
-        return self.saved > self.resumed
+        """Whether it came further than the attempts before it. One that began again trained the same steps once more,
+        however far it came."""
+        return self.saved > self.resumed and self.began_again is None
 
     @property
     def fails(self) -> bool:
@@ -157,7 +166,7 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, wish: str = "") -> Verdict
         if last.unseen:
             why = f"{len(idle)} attempts in a row, and nothing shows how far they came (--checkpoints 'out/step-*')"
             return stop("no_progress", f"{why}; the last end was {cause}")
-        far = f"{len(idle)} attempts in a row trained no step further: {last.where}"
+        far = f"{len(idle)} attempts in a row trained no step further: {last.began_again or last.where}"
         return stop("no_progress", f"{far}; the last end was {cause}")
     failures = failures_in_row(since_last_stop) if last.fails else 0
     return Verdict(True, last.ended, last.ended, cause, pause_s(rules.retry_pause_s, failures), failures)
@@ -178,13 +187,10 @@ def without_progress(past: Sequence[EndedAttempt]) -> list[EndedAttempt]:
 def is_too_much(idle: Sequence[EndedAttempt]) -> bool:
     """Whether attempts without progress end the run. Each has a limit, and also counts towards larger limits.
 
-    Those of one start of a job count once, as its nodes may be the cause.
+    Those of one start of a job are one, as its nodes may be the cause; but not if they began again.
     """
     limits = {attempt.max_in_a_row for attempt in idle}
-    return any(
-        len({attempt.start or attempt.number for attempt in idle if attempt.max_in_a_row <= limit}) >= limit
-        for limit in limits
-    )
+    return any(len({attempt.place for attempt in idle if attempt.max_in_a_row <= limit}) >= limit for limit in limits)
 
 
 def failures_in_row(past: Sequence[EndedAttempt]) -> int:

@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from typing import Any, NamedTuple
 
 from hpc_gpt.core.ends import bad_nodes
+from hpc_gpt.core.ends.began_again import describe_begin_again
 from hpc_gpt.core.ends.end_policy import End, class_of_sigterm
 from hpc_gpt.core.ends.exit_status import explain_srun, is_lost_peer, read_exit_status
 from hpc_gpt.core.ends.failures import UNSPECIFIC, meaning
@@ -30,6 +31,7 @@ from hpc_gpt.core.runs.heartbeats import gpus_of, pack_heartbeats
 from hpc_gpt.core.runs.requests import is_asked
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.environment import ALLOCATION
 from hpc_gpt.core.slurm.requeue import cannot_continue
@@ -132,6 +134,9 @@ def conclude(
     step = attempt.last_metrics().get("step")
     with disk_that_may_be_full():
         attempt.write_ended(end.ended, end.cause, step if isinstance(step, int) else 0, node=end.node)
+    began_again = describe_begin_again(run, attempt) if runs_program(resolved) and end.ended != "done" else None
+    if began_again is not None:
+        end = replace(end, cause=f"{end.cause}; {began_again}" if end.cause else began_again)
     cluster = resolved.cluster
     if end.node is not None:
         why = f"{end.ended}: {end.cause}" if end.cause else end.ended

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.core.ends.began_again import describe_begin_again
 from hpc_gpt.core.ends.failures import LIVE, STARTED
 from hpc_gpt.core.ends.history import read_history
 from hpc_gpt.core.ends.judge import gpu_hours
@@ -347,7 +348,8 @@ def _state(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> tuple
     told = run.told_nodes() if state == "pending" and not run.attempts() else {}
     without = (f"without {node}, which is bad by run {by}" for node, by in told.items())
     at_once = any(attempt.at_once.exists() for attempt in run.attempts()) and AT_ONCE not in str(cause)
-    notes = (cause, *without, AT_ONCE if at_once else None, moved_note(run_state), unwhole_note(run))
+    began_again = describe_begin_again(run, run.attempts()[-1]) if state == "running" and run.attempts() else None
+    notes = (cause, *without, AT_ONCE if at_once else None, moved_note(run_state), unwhole_note(run), began_again)
     return state, "; ".join(filter(None, notes)) or None
 
 

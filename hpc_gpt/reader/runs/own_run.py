@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hpc_gpt.core import output
+from hpc_gpt.core.ends.began_again import RESUME_LINES, describe_begin_again
 from hpc_gpt.core.ends.failures import LIVE, RETRIES
 from hpc_gpt.core.ends.run_state import (
     ENDED_BEFORE,
@@ -94,6 +95,9 @@ def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
         draft.set("after", jobs, f"{AFTER}/step-*/")
     if note := checkpoint_note(run):
         draft.flag(note, OF_CHECKPOINTS)
+    sentences = (describe_begin_again(run, read.attempt) for read in attempts) if not has_each_loss else ()
+    for sentence in filter(None, sentences):
+        draft.flag(f"{sentence}; to resume, write in the script: {'; '.join(RESUME_LINES)}", OF_CHECKPOINTS)
     for read in attempts:
         for line in slow_ranks(read_heartbeats(read.attempt.heartbeats)).lines:
             draft.flag(f"attempt {read.attempt.number}: {line}" if len(attempts) > 1 else line, SLOW_RANK)

@@ -87,3 +87,37 @@ def test_plain_bash_runs_the_line_of_the_readme(tmp_path: Path, has_checkpoint: 
         ["bash", "-c", f'{readme_line()}; echo "[$newest]"'], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout == ("[out/step-10]\n" if has_checkpoint else "[]\n")
+
+
+# It never loads, and each of its starts comes further before it is killed.
+FORGETFUL = """\
+import os, time
+for step in range(1, 300):
+    print(f"step {step}/300 loss {9 - step / 100:.3f}", flush=True)
+    if step == 12 + int(os.environ["HPC_GPT_ATTEMPT"]):
+        time.sleep(0.5)
+        os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_script_that_never_loads_is_ended_and_named(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(FORGETFUL)
+    (tmp_path / "fit.sh").write_text(script("python3 train.py"))
+    in_process(
+        *("submit", "--cluster", "local", "--wait", "--set", "job.restart_in_job=true"),
+        *("--set", "job.retry_pause_s=0", "fit.sh"),
+        cwd=tmp_path,
+        code=3,
+    )
+    run = newest()
+    why = in_process("why", str(run.path)).stdout
+    sentence = "attempt 3 began at step 1 again, after 14: the script loaded no checkpoint"
+    assert "no_progress" in why
+    assert sentence in " ".join(why.split())
+    assert [f"steps 1-{12 + number}; " in why for number in (1, 2, 3)] == [True] * 3
+    assert len(run.attempts()) == 3
+    assert sentence in " ".join(in_process("status", str(run.path)).stdout.split())
+    (record,) = json.loads(in_process("report", str(run.path), "--json", code=0).stdout)["records"]
+    assert any(
+        sentence in flag and 'srun python3 train.py ${newest:+--resume "$newest"}' in flag for flag in record["flags"]
+    )
