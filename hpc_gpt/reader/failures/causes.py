@@ -173,6 +173,8 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
         of_peer, why = choose([other for other in causes if is_own(other) and not is_later(other, chosen)])
         why = why or "a dead peer makes the same lines as a link's fault"
         chosen, sure = (of_peer, why) if of_peer else (chosen, sure)
+    if chosen is not None and (first := _of_first_observed(chosen, causes, echoes)) is not None:
+        chosen, sure = first, ""
     if chosen is not None and (outside := from_outside(causes, echoes, chosen)) is not None:
         chosen, sure = outside, ""
     done = reached_end or any(ended == "done" for part in parts for ended, _ in part.ends)
@@ -205,6 +207,18 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     others = [failure for failure in [*causes, *survived, *echoes] if failure.place != chosen.place]
     text = _text_of(chosen, rank if chosen.rank is None else chosen.rank, why or every, echoes)
     return Cause(chosen.ended, text, chosen, node, [chosen, *others], rank, survived, sure, why != "")
+
+
+def _of_first_observed(chosen: Failure, causes: Sequence[Failure], echoes: Sequence[Failure]) -> Failure | None:
+    """The first failure of the rank that torchelastic saw fail first, if it may be the cause in place of another
+    rank's; None without one."""
+    observed = {failure.rank for failure in echoes if failure.message.endswith(FIRST_OBSERVED)}
+    if len(observed) != 1 or chosen.rank is None or chosen.rank in observed or meaning(chosen.ended).by_scheduler:
+        return None
+    of_rank = [failure for failure in causes if failure.rank in observed and is_own(failure)]
+    least = meaning(chosen.ended).precedence
+    usable = (each for each in of_rank if meaning(each.ended).precedence <= least and not is_later(each, chosen))
+    return next(usable, None)
 
 
 def _text_of(chosen: Failure, rank: int | None, why: str, echoes: Sequence[Failure]) -> str:

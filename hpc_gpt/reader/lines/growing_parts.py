@@ -13,7 +13,7 @@ from hpc_gpt.reader.lines.step_rows import StepRows
 from hpc_gpt.reader.lines.tracebacks import Tracebacks
 
 MAX_ROWS = 1 << 17  # lines of steps kept per file
-_MOST_VALUES = 8  # distinct values kept per fact
+MAX_VALUES = 8  # distinct values kept per fact
 MOST_PARTS = 2000
 # The most entries kept per part and per file; the others are only counted.
 _MOST = {
@@ -193,7 +193,7 @@ class GrowingParts:
         if name == "steps_planned":
             self._drop_bars(value, rule)
         if all(fact.value != value for fact in facts):
-            if len(facts) < _MOST_VALUES:
+            if len(facts) < MAX_VALUES:
                 facts.append(Fact(value, place, rule.dialect.name))
             elif not isinstance(value, str) and value > max(
                 (fact.value for fact in facts if not isinstance(fact.value, str)), default=math.inf

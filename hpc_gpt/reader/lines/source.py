@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import errno
+import itertools
 import os
 import stat
 import sys
@@ -24,7 +25,6 @@ MAX_DOCUMENT = 1 << 26  # bytes of a document that is read as a whole
 LONGEST_PIECE = 1 << 18  # bytes of a line, or between two carriage returns, that are read
 STDIN = "-"
 _ZSTANDARD = "compressed with zstandard, which is not read: zstdcat LOG | hpc-gpt report -"
-_UTF16 = "text in UTF-16, which is not read: iconv -f UTF-16 -t UTF-8 LOG | hpc-gpt report -"
 # (first bytes of a file, its format).
 _MAGIC = (
     (b"HPCGPTTK", "a token file"),
@@ -46,8 +46,6 @@ _MAGIC = (
     (b"7z\xbc\xaf\x27\x1c", "a 7-zip archive"),
     (b"Rar!\x1a\x07", "a rar archive"),
     (b"\x28\xb5\x2f\xfd", _ZSTANDARD),
-    (codecs.BOM_UTF16_LE, _UTF16),
-    (codecs.BOM_UTF16_BE, _UTF16),
     (b"\x04\x22\x4d\x18", "compressed with lz4, which is not read"),
     (b"\0asm", "a program"),
     (b"!<arch>\n", "a library"),
@@ -163,6 +161,7 @@ class Source:
         self._head = self._raw(HEAD)
         self.compressed = self._head.startswith(_GZIP)
         self.head = next(_unpacked(iter((self._head,)), {}), b"")[:HEAD] if self.compressed else self._head
+        self.head = b"".join(_as_utf8(iter((self.head,))))
         why = not_a_log(self.head)
         return self.refuse(why) if why else None
 
@@ -195,7 +194,7 @@ class Source:
         if self.compressed:
             blocks = _unpacked(blocks, self.left_out)
         first = True
-        for block in blocks:
+        for block in _as_utf8(blocks):
             if first:
                 first = False
                 block = block.removeprefix(codecs.BOM_UTF8)
@@ -204,6 +203,15 @@ class Source:
                 block = block.replace(b"\0", b"")
             if block:
                 yield block
+
+
+def _as_utf8(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """The blocks of a text, in UTF-8 if it begins as UTF-16, which PowerShell writes."""
+    first = next(blocks, b"")
+    blocks = itertools.chain((first,), blocks)
+    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        blocks = (text.encode() for text in codecs.iterdecode(blocks, "utf-16", "replace"))
+    yield from blocks
 
 
 def _unpacked(blocks: Iterator[bytes], left_out: dict[str, int]) -> Iterator[bytes]:

@@ -189,6 +189,9 @@ DIALECTS = (
             r"(?P<gpus_said>\d{1,7})(?=\s*$|[,;.\s](?!\d)|(?(of)(?!)|\)))", literal="orld", weak=True),
         Pattern("fact", START + r"(?i:training|train) (?:[\w-]{1,20} ){0,3}(?:on|with) (?P<gpus_said>\d{1,7}) "
             r"(?i:gpus?|devices?|accelerators?|ranks?|tpus?)\b", literal="rain", weak=True),
+        Pattern("fact", START + r"nranks ?[=:] ?(?P<gpus_said>\d{1,7})(?=[\s,;])", literal="nranks", weak=True),
+        # Each rank of Hugging Face's examples prints it.
+        Pattern("fact", r"\bProcess rank: (?P<rank_said>\d{1,7}), [^\n]{0,200}?\bdistributed training: True\b", weak=True),
         # Lightning's and NeMo's: one process per GPU, unless they run on CPUs.
         line("fact", "GLOBAL_RANK: {}, MEMBER: {}/{gpus_said}", weak=True),
         line("fact", "| distributed init (rank {}, world {gpus_said}):", weak=True),

@@ -19,7 +19,7 @@ _TRAIN = r"(?<![\w/.-])train(?:ing)?[ _/-]?(?:(?!aux|balanc|router)\w{1,12}[ _/-
 _OTHERS = "".join(rf"(?<!{word}[ _/-])" for word in (*VALIDATION.split("|"), "best", "aux", "min", "train", "training"))
 _ALONE = rf"(?<![\w/.]){_OTHERS}(?:(?:avg|average|mean|total|running|epoch)[ _.]{{0,2}})?loss{IS}"
 _NOT_EVAL = rf"(?:(?!\b(?:{VALIDATION})\b)[^\n]){{0,300}}?"
-_EVAL = rf"(?<![\w/.-])(?:{VALIDATION})[ _/-]?(?:\w{{1,12}}[ _/-])?loss{IS}"
+_EVAL = rf"(?<![\w/.-])(?:{VALIDATION})(?: - |[ _/-]?)(?:\w{{1,12}}[ _/-])?loss{IS}"
 
 
 def _of(name: str, group: str, before: str = _WITHIN) -> str:

@@ -125,6 +125,13 @@ DIALECT = Dialect(
             literal="oss",
             own=True,
         ),
+        Pattern(
+            "eval",
+            rf"^(?i:(?![^\n]{{0,300}}\b(?:step|epoch|iter|train|best|min|lowest))[^\n]{{0,80}}?(?<![\w./-])(?:{VALIDATION})"
+            rf"(?: ?[_/:|-] ?| )loss{IS}(?P<loss_eval>{ANY_NUMBER}){AFTER})",
+            literal="oss",
+            own=True,
+        ),
         # The batch of an epoch in brackets, as torch's examples print it: a meter prints seconds, and their mean in brackets.
         Pattern(
             "step",

@@ -119,7 +119,7 @@ def _interpret(arguments: Mapping[str, str]) -> Fields:
     elif (positions := value("n_positions")) is not None and positions.isdecimal():
         facts["seq"] = min(int(positions), _LONGEST_BLOCK)
     for dtype in ("bf16", "fp16"):
-        if arguments.get(dtype) == "True":
+        if "True" in (arguments.get(dtype), arguments.get(f"--{dtype}")):
             facts["dtype"] = dtype
     recompute = value("gradient_checkpointing") or arguments.get("gradient_checkpointing")
     if recompute is not None:
@@ -288,5 +288,9 @@ DIALECT = Dialect(
             (*_BLOCKS, "logging_steps", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps"),
         ),
         _option("zero_stage"),
+        *(
+            Pattern("argument", rf"(?P<key>--{name})[ =](?P<value>True)(?=[\s'\"\\])", literal=f"--{name}")
+            for name in ("bf16", "fp16")
+        ),
     ),
 )

@@ -23,7 +23,7 @@ _OTHERS = r"(?![^\]\n]{0,2000}(?:v_num=|reduced_train_loss|num_updates=))"  # Li
 # A bar that names an epoch beside its count may count epochs: its goal is not a number of steps.
 _SAYS_EPOCH = r"[^\]\n]{0,2000}\b[Ee]pochs?['\"]?[=:] ?\d{1,6}[,}\]/ ]"
 _GOAL = rf"(?:(?P<steps_planned>\d{{1,12}})(?= \[[^\]\n]{{0,2000}}[^\]\n.…]\])(?!{_SAYS_EPOCH})|\d{{1,12}})"
-_LOSS = rf"(?=[^\]\n]{{0,2000}}[ ,{{'\"](?:train[_ ])?loss['\"]?[=:] ?(?P<loss>{NUMBER})(?=[,}}\]]))[^\]\n]{{0,2000}}"
+_LOSS = rf"(?=[^\]\n]{{0,2000}}[ ,{{'\"](?:[Tt]rain[_ ])?[Ll]oss(?:['\"]?[=:] ?| )(?P<loss>{NUMBER})(?=[,}}\]]))[^\]\n]{{0,2000}}"
 
 DIALECT = Dialect(
     name="tqdm",

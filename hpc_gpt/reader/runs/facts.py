@@ -18,6 +18,7 @@ from hpc_gpt.core.settings.devices import device_named
 from hpc_gpt.reader.lines.arguments import dtype_named
 from hpc_gpt.reader.lines.dialects import dialects_by_name
 from hpc_gpt.reader.lines.fields import MARKS, TEXT_FIELDS
+from hpc_gpt.reader.lines.growing_parts import MAX_VALUES
 from hpc_gpt.reader.lines.part import Fact, Part
 from hpc_gpt.reader.lines.pattern import Dialect
 from hpc_gpt.reader.lines.steps import StepColumn
@@ -298,6 +299,10 @@ def _add_gpus(facts: Facts, parts: Sequence[Part]) -> None:
     counts = [
         (int(fact.value), f"{fact.where}, the world size") for fact in world_sizes if 0 < fact.value <= _MOST_GPUS
     ]
+    said = {int(fact.value) for fact in facts.figures("rank_said")}
+    # Of many ranks eight are stored, the last one among them.
+    if len(said) > 1 and (said == {*range(len(said))} or (len(said) >= MAX_VALUES and 0 in said)):
+        counts.append((max(said) + 1, f"ranks 0 to {max(said)} print that they train together"))
     ranks: dict[int, bool] = {}
     for part in parts:
         ranks |= part.other_ranks

@@ -395,11 +395,12 @@ def _is_rank_of(run: RunParts, main: RunParts) -> bool:
 
 
 def _same_steps(one: Part, other: Part) -> bool | None:
-    """True if two parts have the same steps and times, False if only the times differ, None if the steps differ."""
+    """True if two parts have the same steps and times, False if only the times differ, or if one has the bars of the
+    other's lines; None if the steps differ."""
     first, second = main_steps(one), main_steps(other)
     if first is None or second is None:
-        spans = step_span(one), step_span(other)
-        return False if (first is None) != (second is None) and spans[0] and spans[1] else None
+        is_beside = (first is None) != (second is None)
+        return False if is_beside and step_span(one if first is None else other) else None
     mine, theirs = first[1], second[1]
     _, rows, other_rows = np.intersect1d(mine["step"], theirs["step"], return_indices=True)
     if not len(rows):

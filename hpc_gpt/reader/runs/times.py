@@ -403,7 +403,9 @@ def _add_from_total(known: Known, steps: LogSteps, parts: Sequence[Part], by_bar
         fact = part.totals.get("runtime_s")
         if fact is None or not isinstance(fact.value, int | float) or not 0 < fact.value < 1e12:
             continue
-        count, what = _steps_of(draft, steps, part)
+        # Bars may be in the file of the other stream.
+        bars = part.progress or max((each.progress for each in parts if each.file != part.file), key=len, default=[])
+        count, what = _steps_of(draft, steps, [step for step, _, _ in bars])
         if not count:
             if by_bars is None:
                 draft.flag(f"a runtime of {fact.value:g} s ({fact.place}) over an unknown number of steps")
@@ -424,9 +426,8 @@ def _add_from_total(known: Known, steps: LogSteps, parts: Sequence[Part], by_bar
     return False
 
 
-def _steps_of(draft: Draft, steps: LogSteps, part: Part) -> tuple[float, str]:
+def _steps_of(draft: Draft, steps: LogSteps, bars: Sequence[float]) -> tuple[float, str]:
     """Returns (number of steps in a part's runtime, its source), by statements of the log; (0, "") without any."""
-    bars = [step for step, _, _ in part.progress]
     last = float(np.nanmax(steps["step"])) if "step" in steps else 0.0
     begun = draft.get("resumed_step") or 0
     planned = draft.whole("steps_planned")

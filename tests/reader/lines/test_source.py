@@ -101,10 +101,6 @@ REFUSED: list[tuple[bytes, str]] = [
     (bytes(range(128, 256)) * 100, "binary"), (b"x" * 940 + b"\x01" * 60, "binary"),
     (b"x" * 69 + b"\xff" * 31, "binary"),
     (b"\x28\xb5\x2f\xfd\x04", "compressed with zstandard, which is not read: zstdcat LOG | hpc-gpt report -"),
-    *(
-        (begin + LOG, "text in UTF-16, which is not read: iconv -f UTF-16 -t UTF-8 LOG | hpc-gpt report -")
-        for begin in (b"\xff\xfe", b"\xfe\xff")
-    ),
     (gzip.compress(archive()), "a zip archive, as of a checkpoint"),
 ]  # fmt: skip
 READ = (

@@ -33,7 +33,7 @@ FACTS = set(
     untied_embeddings position_embedding etp expert_ffn shared_ffn layers_listed params_trainable q_lora kv_lora qk_nope
     qk_rope v_head mtp_layers params_estimated params_dense params_sparse
     params_decayed params_not_decayed params_active
-    device_batch_now micro_batch_now global_batch_now host_used_percent epoch_said step_saved
+    device_batch_now micro_batch_now global_batch_now host_used_percent epoch_said step_saved rank_said
     loss_eval_closing loss_closing""",
     )
 )

@@ -21,6 +21,10 @@ def read(folder: Path, text: str, name: str = "train.log") -> Record:
     return record
 
 
+def clock(seconds: int) -> str:
+    return f"{seconds // 60:02d}:{seconds % 60:02d}"
+
+
 def bar(step: int, total: int) -> str:
     return (
         f"{100 * step // total:3d}%|{'#' * 4:10s}| {step}/{total} [{step // 60:02d}:{step % 60:02d}<10:00,  1.00s/it]"
@@ -180,3 +184,103 @@ def test_a_step_time_from_few_differences_is_about(tmp_path: Path, name: str) ->
     assert (ROUGH_STEP in record.flag_kinds) is (name in ROUGH)
     [column] = [column for column in COLUMNS if column.keys == ("step_s",)]
     assert column.show(record).startswith("~") is (name in ROUGH)
+
+
+def bars_with(figures: str) -> str:
+    bars = (
+        f"\r{5 * step:3d}%|####      | {step}/20 [{step:02d}:00<10:00, 60.13s/it{figures.format(3 - step / 20)}]"
+        for step in range(1, 21)
+    )
+    return "".join(bars) + "\n"
+
+
+@pytest.mark.parametrize(
+    "figures", [", loss {0:.4f}", ", Loss={0:.4f}", ", lr=1e-5, train_loss {0:.4f}", ", Loss: {0:.4f}"]
+)
+def test_a_loss_in_a_bar_is_read(tmp_path: Path, figures: str) -> None:
+    record = read(tmp_path, bars_with(figures))
+    assert (record.loss_first, record.loss_last, record.attempts[-1]["last_step"]) == (2.95, 2.0, 20)
+
+
+@pytest.mark.parametrize("form", [*EQUAL_LINES.values(), loop(9)])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-be"])
+def test_utf_16_is_read_as_utf_8(tmp_path: Path, form: str, encoding: str) -> None:
+    text = form + "\n" + bar(1, 40) + "\n\u2026 \u00e9poch \U0001f600\n"
+    begin = "\ufeff" if encoding.endswith("be") else ""
+    (tmp_path / "tee.log").write_bytes((begin + text.replace("\n", "\r\n")).encode(encoding))
+    [record] = gather_paths([str(tmp_path / "tee.log")], Path("/nowhere")).records
+    plain = read(tmp_path, text)
+    assert (record.loss_first, record.attempts) != (None, [])
+    assert record.loss_first == plain.loss_first
+    assert record.attempts[-1]["last_step"] == plain.attempts[-1]["last_step"]
+
+
+TRAINER_LINE = "{'loss': 2.5, 'grad_norm': 1.1, 'learning_rate': 2e-05, 'epoch': 0.5}\n"
+RANK = (
+    "03/02/2026 10:00:0{0} - WARNING - __main__ - Process rank: {0}, device: cuda:{0}, n_gpu: 1"
+    " distributed training: True, 16-bits training: False\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("nranks = 2 num_gpus = 2\n" + TRAINER_LINE, 2),
+        ("".join(RANK.format(rank) for rank in (1, 0, 3, 2)) + TRAINER_LINE, 4),
+        ("".join(RANK.format(rank) for rank in range(8)) + loop(6), 8),
+        (RANK.format(0).replace("True,", "False,") + TRAINER_LINE, None),
+        (RANK.format(3) + TRAINER_LINE, None),
+    ],
+)
+def test_gpus_in_own_words(tmp_path: Path, text: str, gpus: int | None) -> None:
+    assert read(tmp_path, text).gpus == gpus
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["Validation - Loss: 0.1996", "| Valid loss: 0.1996 |", "eval loss = 0.1996, acc = 0.93", "Test - Loss 0.1996"],
+)
+def test_an_evaluation_in_own_words(tmp_path: Path, line: str) -> None:
+    record = read(tmp_path, loop(6) + line + "\n")
+    assert (record.loss_last, record.loss_eval) == (3.601, 0.1996)
+    assert read(tmp_path, loop(6) + f"best {line[0].lower()}{line[1:]}\n").loss_eval is None
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("option", ["--{} True --x 2", "--x=2 --{}=True --y 1", "--deepspeed ds.json --{} True \\"])
+def test_the_dtype_in_a_printed_command(tmp_path: Path, option: str, dtype: str) -> None:
+    command = f"[2026-01-02 10:00:00,113] [INFO] [runner.py:568:main] cmd = deepspeed train.py {option.format(dtype)}\n"
+    assert read(tmp_path, command + TRAINER_LINE).dtype == dtype
+
+
+STREAMS = {
+    "HF Trainer": "{{'loss': {0:.2f}, 'grad_norm': 1.1, 'learning_rate': 2e-05, 'epoch': {1:.2f}}}",
+    "ms-swift": "{{'loss': {0:.2f}, 'token_acc': 0.5, 'grad_norm': 1.0, 'learning_rate': 1e-05, 'epoch': {1:.2f}}}",
+    "TRL": "{{'loss': {0:.2f}, 'grad_norm': 0.2, 'learning_rate': 1e-06, 'kl': 0.1, 'epoch': {1:.2f}}}",
+}
+RUNTIME = "{'train_runtime': 120.6, 'train_samples_per_second': 8.1, 'train_loss': 2.2, 'epoch': 0.6}"
+
+
+@pytest.mark.parametrize("label", ["", "0: "])
+@pytest.mark.parametrize("name", STREAMS)
+def test_lines_and_bars_in_the_two_streams_of_a_job_are_one_run(tmp_path: Path, name: str, label: str) -> None:
+    lines = [STREAMS[name].format(3 - step / 50, step / 100) for step in range(1, 61)] + [RUNTIME]
+    bars = [bar(step, 60).replace(f"{step // 60:02d}:{step % 60:02d}", clock(2 * step)) for step in range(61)]
+    for stream, texts in (("out", lines), ("err", bars)):
+        (tmp_path / f"train-4811.{stream}").write_text("".join(f"{label}{text}\n" for text in texts))
+    [record] = gather_paths([str(tmp_path)], Path("/nowhere")).records
+    assert (record.attempts[-1]["last_step"], record.ended) == (60, "done")
+    assert record.step_s == pytest.approx(2.01, rel=0.01)
+    assert record.loss_last == 1.8
+
+
+def test_two_jobs_in_a_folder_stay_two_runs(tmp_path: Path) -> None:
+    for job, first in ((4811, 3.0), (4812, 5.0)):
+        lines = [STREAMS["HF Trainer"].format(first - step / 50, step / 100) for step in range(1, 61)]
+        (tmp_path / f"train-{job}.out").write_text("\n".join([*lines, RUNTIME]))
+        (tmp_path / f"train-{job}.err").write_text("\n".join(bar(step, 60) for step in range(61)))
+    records = gather_paths([str(tmp_path)], Path("/nowhere")).records
+    assert sorted((record.loss_first, record.attempts[-1]["last_step"]) for record in records) == [
+        (2.98, 60),
+        (4.98, 60),
+    ]
