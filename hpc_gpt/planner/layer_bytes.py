@@ -49,8 +49,8 @@ class LayerBytes:
     """Bytes that one layer keeps per micro-batch on one GPU without recomputation, part by part.
 
     `stream`: one tensor of the residual stream, 2 sbh bytes, or its share under sequence parallelism. `around`: norms
-    and dropout, outside the tensor-parallel part. `attention`: Q, K, V and the output. `scores`: the matrices of
-    attention, none with flash. `mlp`: inside the MLP. `products`: outputs of the matrix products alone, for
+    and dropout, outside the tensor-parallel part. `attention`: Q, K, V, the output and a mask. `scores`: the matrices
+    of attention, none with flash. `mlp`: inside the MLP. `products`: outputs of the matrix products alone, for
     selective recomputation. `dropout`: whether there are masks. `of_modules`: what each module of Megatron-Core keeps
     that it does not keep when it is computed again, for those that this layer has. `passing`: what experts do not keep,
     but need for a moment.
@@ -112,6 +112,7 @@ def layer_bytes(training: Training, kind: LayerKind | None = None) -> LayerBytes
     modules["moe" if kind.routed else "mlp"] = mlp
     modules["layernorm"] = narrow / 2 * stream * separate_norms(training, kind)
     kept_keys = 4 * key
+    mask = 2 * tokens * shape.seq if training.mask == "layers" and kind.window else 0.0
     if shape.kv_lora is not None:  # K of every head; V and the output are narrower; the latents before and after norms
         values = shape.value_width / tp
         kept_keys = 4 * values + 4 * ((shape.q_lora or 0) + shape.kv_lora) + 2 * (shape.qk_rope or 0)
@@ -119,7 +120,7 @@ def layer_bytes(training: Training, kind: LayerKind | None = None) -> LayerBytes
     return LayerBytes(
         stream=stream,
         around=copies + stream * ((3 if dropout else 2) + narrow),
-        attention=tokens * (4 * queries + kept_keys + (0.0 if narrow == 2 else narrow * queries)),
+        attention=tokens * (4 * queries + kept_keys + (0.0 if narrow == 2 else narrow * queries)) + mask,
         scores=scores,
         mlp=mlp,
         products=2 * tokens * (queries + 2 * key + (2 if shape.is_gated else 1) * outputs) + 2 * stream,

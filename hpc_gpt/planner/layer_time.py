@@ -175,7 +175,12 @@ def _attention(training: Training, rates: Rates, tokens: float, window: int | No
         # Backward has five products, forward two (Dao 2022, arXiv:2205.14135). In short sequences more of the work is
         # on the diagonal, which is half masked. With heads of 64 the matrix units wait for exponentials.
         length = shape.seq / (training.cp if training.cp_exchange != "heads" else 1)
-        seen = flops * (1 - keys / (2 * shape.seq)) * (1 + VALUES["attention.ramp"] / length)
+        is_masked = training.mask == "documents" or (training.mask != "none" and window is not None)
+        if is_masked:  # the kernel computes all scores
+            flops *= shape.seq / keys
+        share = 1 if is_masked else 1 - keys / (2 * shape.seq)
+        seen = flops * share * (1 + VALUES["attention.ramp"] / length)
+        copied = 3 * tokens * shape.seq / rates.bytes if is_masked and training.mask == "layers" else 0.0
         narrow = head < 128
         forward = seen / rates.forward / (VALUES["attention.narrow_forward"] if narrow else 1.0)
         backward = 2.5 * seen / rates.backward / (VALUES["attention.narrow_backward"] if narrow else 1.0)
@@ -183,7 +188,7 @@ def _attention(training: Training, rates: Rates, tokens: float, window: int | No
         others = training.cp - 1 if training.cp_exchange == "ring" else 0
         moved = VALUES[f"ring.{'operators' if states_of(training).is_pytorchs else 'kernels'}"]
         merged = others * moved * tokens * width / rates.bytes
-        return forward + merged, backward + 2 * merged
+        return forward + merged + copied, backward + 2 * merged
     heads = shape.heads / training.tp * training.micro_batch
     queries = shape.seq / training.cp
     products = rates.product_s(queries, shape.seq, head, heads) + rates.product_s(queries, head, shape.seq, heads)

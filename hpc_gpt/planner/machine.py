@@ -300,7 +300,7 @@ class Rates:
         self.grouped = float(VALUES.get(f"experts.eight_bits.{generation}", 1.0)) if matmul != "none" else 1.0
         copies = float(VALUES.get(f"bandwidth.{generation}.copies", 1.0))
         self.bytes = machine.memory_gb_s * 1e9 * constants.memory * copies
-        kernel = _kernel(training.attention, generation)
+        kernel = "fa2" if training.mask == "layers" else _kernel(training.attention, generation)  # flash takes none
         shares = (
             VALUES.get(f"kernels.{kernel.removesuffix('-fp8')}.{generation}") or VALUES[f"kernels.fa2.{generation}"]
         )

@@ -223,8 +223,11 @@ class _Stages(Sequence[StageMemory]):
         in_layers, in_loss = self._facts.gathered(training, gradients=False)
         self._layer_evaluated, self._loss_evaluated = layer.kept + in_layers, 2 * layer.stream + in_loss
         self._logits_evaluated = logits * self._facts.evaluated_logit_bytes(training)
-        # The mask of a micro-batch's documents: one for all layers of a stage, kept as long as its activations.
-        self._mask = half * training.micro_batch * shape.seq**2 if training.document_mask else 0
+        # The mask of a micro-batch: one for all layers of a stage, kept as long as its activations; of documents
+        # another one for layers with a window.
+        of_documents = training.micro_batch * len({kind.window for kind in kinds})
+        mask = {"none": 0, "documents": half * of_documents, "window": half, "layers": 1}[training.mask]
+        self._mask = mask * shape.seq**2
         # Weights by rows and by columns, in addition to 16-bit weights, which 8-bit formats replace (Megatron-Bridge's
         # bf16_with_nvfp4_mixed has fp8_param_gather = False). Under FSDP they come and go with the gathered layer.
         both = training.matmul == "nvfp4" and self._facts.sharding(training) < 3

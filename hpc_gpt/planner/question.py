@@ -22,7 +22,7 @@ from hpc_gpt.core.settings.rules import keys_of
 from hpc_gpt.core.settings.rules.engine import optimizer_faults
 from hpc_gpt.core.settings.shape_split import partition_layers, split_faults
 from hpc_gpt.planner.fast import with_fast_settings
-from hpc_gpt.planner.training import PLANNED, has_mask, traits_of, update_mode, with_choices
+from hpc_gpt.planner.training import PLANNED, traits_of, update_mode, with_choices
 
 # In ascending order, as RECOMPUTES, so that the plainer of two equal candidates comes first.
 OFFLOADS: tuple[Offload, ...] = ("none", "optimizer", "full")
@@ -359,9 +359,12 @@ def question_of(
     if modules_of(fixed.get("recompute", "none")):
         faults = [_module_faults(replace(engine, name=name), train, shape) for name in tried]
         raise_faults(faults[0] if faults and all(faults) else ())
-    mask = has_mask(experiment.data, engine, shape, train.dtype, profile.device)
-    of_all = {"document_mask": mask, "muon_steps": train.muon_steps}
-    plain = {name: traits_of(engine, name, profile.device) | of_all for name in tried}
+    plain = {
+        name: traits_of(engine, name, device := profile.device)
+        | {"mask": engine_named(name).mask(engine, shape, train.dtype, device, experiment.data.mask_documents)}
+        | {"muon_steps": train.muon_steps}
+        for name in tried
+    }
     traits = plain
     if fast:
         faster = [

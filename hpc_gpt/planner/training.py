@@ -9,8 +9,7 @@ from hpc_gpt.core.engines.base.training import OptimizerMode, Training
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.devices import peaks_of
-from hpc_gpt.core.settings.experiment import Data, Engine, Train
-from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.shape_split import partition_layers
 from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.planner.machine import Machine
@@ -47,17 +46,8 @@ def training_of(resolved: Sized) -> Training:
         edges_as_layers=facts.splits_edges(model.layers, pp),
         **{name: getattr(engine, name) for name in _SHARED},
         **traits_of(engine, engine.name, resolved.cluster.device),
-        document_mask=has_mask(resolved.data, engine, model, dtype, resolved.cluster.device),
+        mask=facts.mask(engine, model, dtype, resolved.cluster.device, resolved.data.mask_documents),
     )
-
-
-def has_mask(data: Data, engine: Engine, shape: ModelShape, dtype: str, device: str | None) -> bool:
-    """Whether attention adds a mask of documents or of a window to its scores. In 16 bits from sm_80 on, with heads of
-    up to 256, it needs none; windows need none with FlexAttention either (trainer/engines/attention.py)."""
-    is_newer = not (device or "cpu").startswith(("v100", "cpu"))
-    takes_rows = is_newer and dtype != "fp32" and shape.head_width <= 256 and engine.attention in ("auto", "flash")
-    flexes = is_newer and engine.attention == "auto" and shape.head_width >= 16
-    return not takes_rows and (data.mask_documents or (shape.windowed > 0 and not flexes))
 
 
 def traits_of(engine: Engine, name: str, device: str | None) -> dict[str, Any]:

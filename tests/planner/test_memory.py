@@ -2,20 +2,22 @@
 
 import math
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.core.engines import engine_of
+from hpc_gpt.core.engines import engine_named, engine_of
 from hpc_gpt.core.engines.base.training import OptimizerMode, Training
 from hpc_gpt.core.errors import ConfigError, LayoutError
-from hpc_gpt.core.settings.experiment import Data, Engine
+from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.planner.memory import StageMemory, layers_of_stages, predict_memory
 from hpc_gpt.planner.search import candidate_of
-from hpc_gpt.planner.training import has_mask
+from hpc_gpt.planner.step_time import predict_step
 from tests.core.engines.trainings import LLAMA, SMALL, trainings
 from tests.planner.machines import machine_named
 from tests.planner.published.programs import PROGRAMS
@@ -154,10 +156,37 @@ def test_what_megatron_keeps_between_stages() -> None:
 )  # fmt: skip
 def test_only_what_cannot_take_documents_in_a_row_has_a_mask(device, dtype, attention, has) -> None:
     engine, shape = Engine("ddp", attention=attention), replace(SMALL, heads=8)
-    assert has_mask(Data(mask_documents=True), engine, shape, dtype, device) is has
-    assert not has_mask(Data(), engine, shape, dtype, device)
+    mask = partial(engine_named("ddp").mask, engine, dtype=dtype, device=device)
+    assert mask(shape=shape, documents=True) == ("documents" if has else "none")
+    assert mask(shape=shape, documents=False) == "none"
     wide = ModelShape(hidden=1024, layers=2, heads=2)
-    assert has_mask(Data(mask_documents=True), engine, wide, dtype, device)
+    assert mask(shape=wide, documents=True) == "documents"
+    # A window has FlexAttention, which is auto's alone.
+    flexes = attention == "auto" and device in ("a100-80g", "h100-80g")
+    assert mask(shape=replace(shape, window=16), documents=False) == ("window" if has and not flexes else "none")
+
+
+def test_a_window_in_transformers_class_costs_what_its_mask_does() -> None:
+    """Mistral-7B at 32,768: SDPA gets booleans, so no block of the scores is left out, not even half for causality."""
+    shape = replace(preset("mistral-7b"), seq=32768)
+    windowed = replace(shape, window=4096)
+    hf = Training(shape, dp=32, engine="hf-deepspeed", zero_stage=3, recompute="full", flash=True)
+    ours = replace(hf, engine="deepspeed-zero")
+    engine, machine = Engine("hf-deepspeed"), machine_named("h100-80g", 8, "infiniband 8x400G")
+    of_engine = partial(engine_named("hf-deepspeed").mask, engine, dtype="bf16", device="h100-80g", documents=False)
+    assert (of_engine(shape=shape), of_engine(shape=windowed)) == ("none", "layers")
+    assert engine_named("megatron-lm").mask(Engine("megatron-lm"), windowed, "bf16", "h100-80g", False) == "none"
+    masked = replace(hf, shape=windowed, mask="layers")
+    plain, slow = (predict_step(one, machine).step_s for one in (hf, masked))
+    assert predict_step(replace(ours, shape=windowed), machine).step_s < plain < slow
+    both = [
+        replace(one, shape=replace(one.shape, vocab=256)) for one in (hf, masked)
+    ]  # a layer holds more than the loss
+    held = [predict_memory(one).stages[0].allocated for one in both]
+    # 1 GiB of booleans, and 2 GiB of numbers of the layer that is computed again.
+    assert held[1] - held[0] == pytest.approx(3, rel=0.01)
+    kept = [predict_memory(replace(one, recompute="none")).stages[0].allocated for one in both]
+    assert kept[1] - kept[0] == pytest.approx(1 + 32 * 2, rel=0.01)
 
 
 def test_what_is_reserved_stays_within_the_card() -> None:

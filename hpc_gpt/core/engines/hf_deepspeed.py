@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from hpc_gpt.core.engines.base.deepspeed import DeepspeedFacts
 from hpc_gpt.core.engines.base.facts import OUR_PARTS
+from hpc_gpt.core.engines.base.training import AttentionMask
 from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
@@ -30,6 +31,11 @@ class HfDeepspeed(DeepspeedFacts):
         if fault is None and shape.router_dtype and shape.router != "sigmoid":
             return "transformers' routers multiply in train.dtype, not in model.router_dtype"
         return fault or (None if architecture_of(shape) else "transformers has no class for its shape")
+
+    def mask(self, engine: Engine, shape: ModelShape, dtype: str, device: str | None, documents: bool) -> AttentionMask:
+        """transformers gives SDPA booleans for a window, which no flash kernel takes; torch makes numbers of them in
+        each layer, and autograd keeps these (transformers 5.23, masking_utils.sdpa_mask; sdp_utils of torch 2.13)."""
+        return "layers" if shape.windowed and not self.keeps_scores(engine, device) else "none"
 
     def own_faults(self, engine: Engine, layout: Layout, train: Train, shape: ModelShape) -> Iterator[Fault]:
         if engine.attention not in ("auto", "math"):

@@ -7,7 +7,7 @@ name, which trains; without one, the engine is another program, which the job st
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from hpc_gpt.core.engines.base.training import StateBytes, States, Training, plain_states
+from hpc_gpt.core.engines.base.training import AttentionMask, StateBytes, States, Training, plain_states
 from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
 from hpc_gpt.core.optimizers import OptimizerFacts
 from hpc_gpt.core.recomputation import RECOMPUTES, Recompute, recomputation
@@ -254,6 +254,18 @@ class EngineFacts(States):
     def keeps_scores(self, engine: Engine, device: str | None) -> bool:
         """Whether attention keeps its matrix of scores: among PyTorch's kernels only `math` does."""
         return engine.attention == "math"
+
+    def mask(self, engine: Engine, shape: ModelShape, dtype: str, device: str | None, documents: bool) -> AttentionMask:
+        """The mask that attention gets, with `documents` kept apart or a window. Ours needs none in 16 bits from sm_80
+        on, with heads of up to 256; windows need none with FlexAttention either (trainer/engines/attention.py)."""
+        if not self.trains_our_model:
+            return "none"
+        is_newer = not (device or "cpu").startswith(("v100", "cpu"))
+        takes_rows = is_newer and dtype != "fp32" and shape.head_width <= 256 and engine.attention in ("auto", "flash")
+        flexes = is_newer and engine.attention == "auto" and shape.head_width >= 16
+        if takes_rows or not (documents or (shape.windowed and not flexes)):
+            return "none"
+        return "documents" if documents else "window"
 
     def splits_edges(self, layers: int, pp: int) -> bool:
         """Whether embedding and head each take a layer's place in the split over stages."""

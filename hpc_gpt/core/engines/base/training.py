@@ -16,6 +16,10 @@ from hpc_gpt.core.settings.shape_split import check_split, expert_params, hidden
 
 Offload = Literal["none", "optimizer", "full"]
 OptimizerMode = Literal["fused", "foreach", "for-loop"]
+# A tensor of seq x seq that attention gets, because its kernel cannot leave keys out by itself. documents: numbers
+# added to the scores of each sample, in all layers; window: the same for all samples, in layers with a window; both
+# stay for all layers. layers: booleans in layers with a window, in each of which the kernel keeps a copy in numbers.
+AttentionMask = Literal["none", "documents", "window", "layers"]
 # Bytes of a logit at the peak of the loss: operators in 16 bits, compiled passes in fp32, one kernel.
 LOGIT_BYTES = {"half": 8.0, "jit": 10.0, "kernel": 4.0}
 _SIZES = (*AXES, "ep", "etp", "vp", "micro_batch", "micro_batches", "loss_chunks", "muon_steps")
@@ -23,7 +27,7 @@ _LISTED = {
     name: get_args(values)
     for name, values in {
         "cp_exchange": CpExchange, "matmul": Matmul, "attention": AttentionKernel, "grad_sum": GradSum,
-        "fused_loss": Loss, "states": HeldAs, "dispatcher": Dispatcher, "routing": Routing,
+        "fused_loss": Loss, "states": HeldAs, "dispatcher": Dispatcher, "routing": Routing, "mask": AttentionMask,
     }.items()
 }  # fmt: skip
 
@@ -61,7 +65,7 @@ class Training:
     compiled_loss: bool = False  # our own loss is compiled, too
     # The loss is compiled together with the head, so the gradient of the logits overwrites them.
     compiled_head: bool = False
-    document_mask: bool = False  # attention adds seq x seq numbers per sample to its scores
+    mask: AttentionMask = "none"
     activations_on_host: bool = False  # activations for the backward pass are in the host's memory
     optimizer: str = "adamw"
     optimizer_mode: OptimizerMode = "fused"  # how states on the GPU are updated; the host updates offloaded ones
