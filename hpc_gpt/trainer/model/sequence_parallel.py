@@ -25,10 +25,12 @@ class SequenceParallel(TensorParallel):
 
     @staticmethod
     def over(tp: TensorParallel) -> TensorParallel:
-        """The same group with split sequences; a group of one is returned unchanged."""
+        """The same group, with all that it has, and split sequences; a group of one is returned unchanged."""
         if tp.size == 1:
             return tp
-        return SequenceParallel(tp.rank, tp.size, tp.group, tp.given, tp.device, tp.empty, tp.context)
+        split = SequenceParallel()
+        vars(split).update(vars(tp))
+        return split
 
     @property
     def parts(self) -> int:
