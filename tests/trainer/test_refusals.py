@@ -277,7 +277,7 @@ ROWS: dict[str, Row] = {
      f"| {RESUME}"),
     "no json": (cut("states.json", lambda at: training_state.open_checkpoint(at, SAVED)),
      f"HERE: states.json cannot be read: Expecting ',' delimiter: line 1 column 11 (char 10) | {IT_IS_DAMAGED}"),
-    "no generators": (lambda at: training_state.load_generators(at, 3, 4, CPU),
+    "no generators": (lambda at: training_state.Generators(CPU).load(at, 3, 4),
      f"HERE: random-00003.pt is missing | {IT_IS_DAMAGED}"),
     "a program among tensors": (program(OF_RANK_1, torch.save),
      f"HERE/{OF_RANK_1} cannot be read: it names posix.mkdir | {REMOVE_IT}"),

@@ -1,8 +1,8 @@
 """The parts of every checkpoint besides weights and optimizer states.
 
-settings         its model, layout and arithmetic, compared before anything is loaded: in states.json
-generators.bin   the states of the random generators, a record for each rank
-positions.json   how far each data-parallel rank has read a stream of data, if it does
+settings               its model, layout and arithmetic, compared before anything is loaded: in states.json
+generators-00003.bin   the states of a rank's random generators, if something has drawn from them
+positions.json         how far each data-parallel rank has read a stream of data, if it does
 """
 
 import json
@@ -24,7 +24,8 @@ from hpc_gpt.trainer.checkpoints.folders import load_json
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.checkpoints.states import INDEX, SavedStates
 
-GENERATORS, POSITIONS = "generators.bin", "positions.json"
+GENERATORS = "generators.bin"  # of 0.4.0: a record for each rank
+POSITIONS = "positions.json"
 # The ends of the plain numbers in a record: numpy's words and numbers, Python's words and number.
 _PLAIN = (624, 627, 1252, 1253)
 # What the settings leave out (`ModelShape.table`).
@@ -76,40 +77,63 @@ def open_checkpoint(folder: Path, resolved: Resolved) -> tuple[SavedStates, bool
     return states, not differences
 
 
-def put_generators(files: RankFiles, device: torch.device) -> None:
-    """Adds the states of all ranks' random generators, on rank 0. Collective.
+class Generators:
+    """This rank's random generators: Python's, numpy's, torch's, and on a GPU the device's.
 
-    A rank's record: numpy's 624 words and 3 numbers, Python's 625 words and 1 number, as fp64; then the bytes of the
-    generators of torch, on a GPU also of the device.
+    Nothing draws from them in a training of ours, and then nothing is saved. A rank on which something has drawn, since
+    the object was made or the states were restored, saves its own.
+
+    A record has numpy's 624 words and 3 numbers, Python's 625 words and 1 number, as fp64; then the bytes of torch's
+    generators.
     """
-    _, keys, *numbers = np.random.get_state()
-    _, words, gauss = random.getstate()
-    plain = np.array([*keys, *numbers, *words, math.nan if gauss is None else gauss])
-    states = [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-    record = plain.tobytes() + b"".join(state.numpy().tobytes() for state in states)
-    records = files.peers.gather(record)
-    if files.peers.is_first:
-        files.put_bytes(GENERATORS, b"".join(records))
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._unused: bytes | None = self._record()
+
+    def _record(self) -> bytes:
+        _, keys, *numbers = np.random.get_state()
+        _, words, gauss = random.getstate()
+        plain = np.array([*keys, *numbers, *words, math.nan if gauss is None else gauss])
+        states = [torch.get_rng_state()]
+        states += [torch.cuda.get_rng_state(self._device)] if self._device.type == "cuda" else []
+        return plain.tobytes() + b"".join(state.numpy().tobytes() for state in states)
+
+    def put(self, files: RankFiles) -> None:
+        """Adds this rank's states, if something has drawn."""
+        if (record := self._record()) != self._unused:
+            files.put_bytes(generators_file(files.peers.rank), record)
+
+    def load(self, folder: Path, rank: int, ranks: int) -> None:
+        """Restores the states of this rank of `ranks`, if they were saved. Versions up to 0.4.0 always did. Raises
+        CheckpointError if a file of 0.3 is missing."""
+        if not (folder / INDEX).is_file():
+            older.load_generators(folder, rank, self._device)
+        elif (own := folder / generators_file(rank)).is_file():
+            self._restore(own.read_bytes())
+        elif (path := folder / GENERATORS).is_file():
+            size = path.stat().st_size // ranks
+            with path.open("rb") as file:
+                file.seek(rank * size)
+                self._restore(file.read(size))
+        else:
+            return
+        self._unused = None
+
+    def _restore(self, record: bytes) -> None:
+        keys, numbers, words, gauss = np.split(np.frombuffer(record[: 8 * _PLAIN[-1]]), _PLAIN[:-1])
+        np.random.set_state(("MT19937", keys.astype(np.uint32), int(numbers[0]), int(numbers[1]), float(numbers[2])))
+        random.setstate((3, tuple(map(int, words)), None if math.isnan(gauss[0]) else float(gauss[0])))
+        states = torch.frombuffer(bytearray(record[8 * _PLAIN[-1] :]), dtype=torch.uint8)
+        size = len(torch.get_rng_state())
+        torch.set_rng_state(states[:size])
+        if self._device.type == "cuda" and len(states) > size:
+            torch.cuda.set_rng_state(states[size:], self._device)
 
 
-def load_generators(folder: Path, rank: int, ranks: int, device: torch.device) -> None:
-    """Restores the states of the generators of this rank of `ranks`. Raises CheckpointError if they were not saved."""
-    path = folder / GENERATORS
-    if not path.is_file():
-        older.load_generators(folder, rank, device)
-        return
-    size = path.stat().st_size // ranks
-    with path.open("rb") as file:
-        file.seek(rank * size)
-        record = file.read(size)
-    keys, numbers, words, gauss = np.split(np.frombuffer(record[: 8 * _PLAIN[-1]]), _PLAIN[:-1])
-    np.random.set_state(("MT19937", keys.astype(np.uint32), int(numbers[0]), int(numbers[1]), float(numbers[2])))
-    random.setstate((3, tuple(map(int, words)), None if math.isnan(gauss[0]) else float(gauss[0])))
-    states = torch.frombuffer(bytearray(record[8 * _PLAIN[-1] :]), dtype=torch.uint8)
-    size = len(torch.get_rng_state())
-    torch.set_rng_state(states[:size])
-    if device.type == "cuda" and len(states) > size:
-        torch.cuda.set_rng_state(states[size:], device)
+def generators_file(rank: int) -> str:
+    """The file of a rank's generators."""
+    return f"generators-{rank:05d}.bin"
 
 
 def put_positions(files: RankFiles, positions: Mapping[int, Mapping[str, Any]]) -> None:

@@ -26,13 +26,7 @@ from hpc_gpt.core.weights.folder import read_folder
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.checkpoints.states import SavedIndex, SavedStates, put_states
 from hpc_gpt.trainer.checkpoints.torch_states import TorchStates
-from hpc_gpt.trainer.checkpoints.training_state import (
-    identity,
-    load_generators,
-    open_checkpoint,
-    put_generators,
-    states_in,
-)
+from hpc_gpt.trainer.checkpoints.training_state import Generators, identity, open_checkpoint, states_in
 from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.attention import AttentionKernels, prepare_attention
 from hpc_gpt.trainer.engines.balance import Balance
@@ -78,6 +72,7 @@ class TrainingEngine:
 
     module: Any  # the model on this rank, before the engine wraps it: hooks on it see every forward pass
     balance: Balance  # `build_engine` sets it
+    generators: Generators  # and this
     _states: Any  # what it saves: TorchStates or DeepspeedStates
     # The ranks over which a loss is averaged; None for all ranks.
     _data_group: dist.ProcessGroup | None = None
@@ -151,7 +146,7 @@ class TrainingEngine:
         held = [*self._states.held(), *self.balance.held(self.is_first_of_stage)]
         names = [*self._resolved.model.parameter_names, *self._resolved.model.buffer_names]
         put_states(files, held, about, self._index, names)
-        put_generators(files, self.device)
+        self.generators.put(files)
 
     def load(self, folder: Path) -> None:
         """Restores a checkpoint that any engine's `save` wrote, in any layout.
@@ -163,7 +158,7 @@ class TrainingEngine:
         self._restore(saved)
         self.balance.load(saved)
         if is_alike:
-            load_generators(folder, dist.get_rank(), dist.get_world_size(), self.device)
+            self.generators.load(folder, dist.get_rank(), dist.get_world_size())
         dist.barrier()
 
     def _read_scale(self) -> dict[str, float]:
@@ -293,6 +288,7 @@ def build_engine(resolved: Resolved, device: torch.device) -> TrainingEngine:
         names = {full_name(parameter) for parameter in engine.module.parameters()} | engine.balance.names
         assert names == weights.taken, f"not from train.init: {names ^ weights.taken}"
         weights.close()
+    engine.generators = Generators(device)
     return engine
 
 

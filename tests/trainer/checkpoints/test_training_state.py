@@ -3,8 +3,11 @@
 import json
 import random
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,7 +19,8 @@ from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.checkpoints.states import FORMAT, INDEX
-from hpc_gpt.trainer.checkpoints.training_state import identity, load_generators, open_checkpoint, put_generators
+from hpc_gpt.trainer.checkpoints.training_state import Generators, identity, open_checkpoint
+from hpc_gpt.trainer.ranks import Peers
 from tests.trainer.launch import settings
 
 CPU = torch.device("cpu")
@@ -67,10 +71,47 @@ def test_a_models_keys_are_compared_both_ways(tmp_path: Path) -> None:
                 open_checkpoint(tmp_path, replace(RESOLVED, model=resumed))
 
 
-def test_generators_continue_from_a_checkpoint(tmp_path: Path) -> None:
-    files = RankFiles()
-    put_generators(files, CPU)
-    files.write(tmp_path)
-    expected = torch.rand(3).tolist(), random.random(), np.random.random()
-    load_generators(tmp_path, 0, 1, CPU)
-    assert (torch.rand(3).tolist(), random.random(), np.random.random()) == expected
+def drawn() -> tuple[Any, ...]:
+    return torch.rand(3).tolist(), random.random(), np.random.random()
+
+
+def saved_generators(generators: Generators, folder: Path, rank: int = 0) -> list[str]:
+    """The files that a rank adds: without asking another rank."""
+    files = RankFiles(cast(Peers, SimpleNamespace(rank=rank)))
+    generators.put(files)
+    return list(files.write(folder))
+
+
+def test_generators_from_which_nothing_draws_are_not_saved(tmp_path: Path) -> None:
+    generators = Generators(CPU)
+    assert saved_generators(generators, tmp_path) == []
+    (tmp_path / "states.json").write_text("{}")
+    generators.load(tmp_path, 0, 1)
+    assert saved_generators(generators, tmp_path) == []
+
+
+@pytest.mark.parametrize("draw", [lambda: torch.rand(1), random.random, np.random.random])
+def test_each_rank_has_its_own_file_once_something_draws(draw: Callable[[], Any], tmp_path: Path) -> None:
+    (tmp_path / "states.json").write_text("{}")
+    generators = Generators(CPU)
+    draw()
+    assert saved_generators(generators, tmp_path, rank=3) == ["generators-00003.bin"]
+    expected = drawn()
+    again = Generators(CPU)
+    again.load(tmp_path, 3, 4)
+    (tmp_path / "later").mkdir()
+    assert saved_generators(again, tmp_path / "later", rank=3) == ["generators-00003.bin"], "the next resume needs it"
+    assert drawn() == expected
+
+
+def test_the_generators_of_0_4_0_are_read(tmp_path: Path) -> None:
+    """One file, with the records of all ranks one after the other."""
+    (tmp_path / "states.json").write_text("{}")
+    records = []
+    for _ in range(2):
+        generators = Generators(CPU)
+        records.append(generators._record())
+        expected = drawn()
+    (tmp_path / "generators.bin").write_bytes(b"".join(records))
+    generators.load(tmp_path, 1, 2)
+    assert drawn() == expected
