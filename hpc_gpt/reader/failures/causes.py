@@ -41,6 +41,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from hpc_gpt.core.ends.exit_status import name_signals
 from hpc_gpt.core.ends.failures import UNSPECIFIC, meaning
@@ -80,6 +81,7 @@ from hpc_gpt.reader.failures.first_failure import (
     from_outside,
     is_later,
     is_own,
+    is_shell_line,
     signal_before,
 )
 from hpc_gpt.reader.failures.memory_exhausted import held_by_others
@@ -91,6 +93,7 @@ from hpc_gpt.reader.failures.part_failures import (
     last_line,
     last_setting,
     last_step_at,
+    lines_of_program,
     outlived_before,
     prints_steps,
     with_years,
@@ -106,6 +109,7 @@ _STOPS_STEPS = re.compile(r"\*\*\* (?:JOB|STEP) .{1,120} CANCELLED AT .{1,60} DU
 _KILLED = re.compile(
     r"(?:^|\d|:|\() {0,30}[Kk]illed\b(?! by)|\bSIGKILL\b|\b(?:exit|return) ?code:? (?:= )?(?:137|-9)\b|exitcode: -9\b"
 )
+_FEW_LINES = 5  # between two lines of the shell, which its script may print
 _VAGUE_OF_TOOLS = ("user_error", "error", "port_taken")
 _OF_SHELL = re.compile(r"\bexit code 12[67]\b")
 _REQUEUE_FAILED = re.compile(r"(?i)requeu\w{0,4}\b.{0,60}\bfailed\b")
@@ -370,14 +374,19 @@ def one_line(message: str) -> str:
 @dataclass
 class _OwnFailures:
     """The lines of a file in which ranks fail by themselves: the `last` one, and the last one `labelled` with a rank;
-    and the line by which the ranks have `begun`. A line is 0 if there is none."""
+    and the line by which the ranks have `begun`. A line is 0 if there is none. `shell`: the lines in which the shell
+    finds no command or file; `printed`: those of a program."""
 
     last: int = 0
     labelled: int = 0
     begun: int = 0
+    shell: list[int] = field(default_factory=list)
+    printed: list[int] = field(default_factory=list)
 
     def add(self, part: Part, failures: Sequence[Failure]) -> None:
         """Adds a part of the file."""
+        self.printed += lines_of_program(part)
+        self.shell += [each.place.line for each in failures if is_shell_line(each)]
         self.begun = max(self.begun, last_setting(part), part.first_line if part.started else 0)
         for failure in failures:
             # Skip srun's reports, as a task's own message is better, and messages of a shell, which name no task.
@@ -396,8 +405,15 @@ class _OwnFailures:
         if failure.echo or failure.rank is not None or failure.node or failure.ended not in _VAGUE_OF_TOOLS:
             return False
         line = failure.place.line
-        shell = line < self.last and bool(NEVER_BEGAN.search(failure.message))
+        shell = is_shell_line(failure) and (line < self.last or self._printed_before_shell(line))
         return shell or line < self.labelled or line < self.begun < self.last
+
+    def _printed_before_shell(self, line: int) -> bool:
+        """Whether a program printed after a line of the shell and before a later one: known lines, or several."""
+        later = max(self.shell, default=0)
+        return any(line < printed < later for printed in self.printed) or any(
+            line <= before and after - before > _FEW_LINES for before, after in pairwise(sorted({line, *self.shell}))
+        )
 
 
 def _reason_below(failure: Failure, echoes: Sequence[Failure]) -> Failure | None:

@@ -144,6 +144,11 @@ def is_own(failure: Failure) -> bool:
     return not (row.victim or row.by_scheduler or of_peer)
 
 
+def is_shell_line(failure: Failure) -> bool:
+    """Whether the failure is a line of a shell, or of a command in a script, that finds no command or file."""
+    return failure.rank is None and not failure.echo and bool(NEVER_BEGAN.search(failure.message))
+
+
 def is_later(failure: Failure, other: Failure) -> bool:
     """Whether the logs show that `failure` came after `other`."""
     if failure.at is not None and other.at is not None:

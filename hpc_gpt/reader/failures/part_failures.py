@@ -177,6 +177,14 @@ def last_setting(part: Part) -> int:
     return max(lines, default=0)
 
 
+def lines_of_program(part: Part) -> list[int]:
+    """The first and the last lines of a part in which a program says what it trains, or makes steps."""
+    lines = [place.line for _, place in part.arguments.values()]
+    lines += [fact.place.line for name, facts in part.facts.items() if name not in ("job_id", "node") for fact in facts]
+    lines += [int(steps.line[end]) for steps in part.steps.values() if len(steps) for end in (0, -1)]
+    return lines + [line for _, _, line in (*part.progress[:1], *part.progress[-1:])]
+
+
 def last_step_at(part: Part, nth: int = 1) -> float | None:
     """The time of day of a part's last step, or of the `nth` from the end, in epoch seconds; None without one."""
     ats = (steps["at"] for steps in part.steps.values() if len(steps) >= nth)
