@@ -278,6 +278,16 @@ def checkpoint_note(run: RunFolder) -> str:
     )
 
 
+def begun_note(run: RunFolder) -> str:
+    """A line for the user if the last attempt of a program began at a checkpoint before the newest that it had; else
+    empty."""
+    for attempt in run.attempts()[-1:] if command_of(run) is not None else []:
+        newest, begun = attempt.trainer().get("resumed_step"), attempt.resumed_step()
+        if newest and begun and begun < newest:
+            return f"it began at step {begun + 1}, and its newest checkpoint was of {newest}: is {newest} whole?"
+    return ""
+
+
 def _numbered(run: RunFolder, command: Command, until: float = math.inf, of_any: bool = False) -> list[_Numbered]:
     """Returns (number in the name, time, path) of `own_checkpoints`; with `of_any` those of all runs in the folder.
     `until`: only those that were made by then, in epoch seconds."""
@@ -326,8 +336,11 @@ def _fault_of(numbered: Sequence[_Numbered], index: int, run: RunFolder, command
     path = numbered[index][2]
     if command.complete is None:
         return fault_of_checkpoint(path, numbered[index - 1][2] if index else None)
-    is_complete = (path / fill(command.complete, {"checkpoint": str(path), "run": str(run.path)})).exists()
-    return None if is_complete else f"has no {command.complete} (command.complete)"
+    name = command.complete.removeprefix("!")
+    is_there = (path / fill(name, {"checkpoint": str(path), "run": str(run.path)})).exists()
+    if is_there != command.complete.startswith("!"):
+        return None
+    return f"has {name if is_there else f'no {name}'} (command.complete)"
 
 
 def _pattern(run: RunFolder, command: Command) -> str:

@@ -56,6 +56,7 @@ _CARRIED = re.compile(rf"<<'{_MARK}'[^\n]*\n(.*?)^{_MARK}$", re.DOTALL | re.MULT
 _NUMBER = re.compile("[1-9][0-9]{0,8}")
 # The id of a run or a sweep, as claim_folder makes it; a run that plain sbatch made has another.
 NEW_ID = re.compile("[0-9]{8}-[0-9]{6}-[0-9a-f]{4}")
+_LINE_BYTES = 4096  # a line of metrics.jsonl has less
 _WRITABLE = "set HPC_GPT_LOGS to a folder you can write"
 _Owner = TypeVar("_Owner")
 _Read = TypeVar("_Read")
@@ -180,6 +181,15 @@ class Attempt:
     def trainer(self) -> dict[str, Any]:
         """trainer.json: rank 0's note when the training began, with the `resumed_step`; empty before that."""
         return read_stored(self.folder / "trainer.json")
+
+    def resumed_step(self) -> int | None:
+        """The step after which the attempt began: that of trainer.json, or by its first line an earlier one, as a
+        program may not resume from the newest checkpoint that it has; None if neither is known."""
+        noted: int | None = self.trainer().get("resumed_step")
+        if not noted:
+            return noted
+        first = next(iter(read_stored_lines(self.metrics, first_bytes=_LINE_BYTES)), {}).get("step")
+        return noted if first is None else min(noted, max(0, first - 1))
 
     def loss_without_step(self) -> float | None:
         """loss.json: the last loss of a program whose log has no step numbers; None without one."""
@@ -428,6 +438,7 @@ class CachedAttempt(Attempt):
     verdict = _once(Attempt.verdict)
     trainer = _once(Attempt.trainer)
     last_metrics = _once(Attempt.last_metrics)
+    resumed_step = _once(Attempt.resumed_step)
 
 
 class CachedRun(RunFolder):

@@ -311,7 +311,7 @@ class Command:
     checkpoints: str | None = key(None, resume="free", affects=())
     'Pattern of its checkpoint files, in {run} or in workdir; for example "out/ckpt-*".'
     complete: str | None = key(None, resume="free", affects=())
-    'File in a checkpoint that only a complete one has; for example ".metadata".'
+    'File in a checkpoint that only a complete one has, for example ".metadata"; with ! one that it must not have.'
     stop_signal: Literal["TERM", "USR1", "USR2", "none"] = key("TERM", resume="free", affects=())
     "Signal on which it saves and ends, also sent before the time limit; none if it handles no signal."
     pattern: str | None = key(None, resume="free", affects=())

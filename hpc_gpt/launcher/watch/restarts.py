@@ -147,7 +147,7 @@ def _read(attempt: Attempt, now: float | None) -> _AttemptSpan | None:
     ended = end.get("time") or verdict.get("time") or trained_to or now or 0.0
     if not began or ended <= began:
         return None
-    resumed, step, begin_step = attempt.trainer().get("resumed_step"), last.get("step"), first.get("step")
+    resumed, step, begin_step = attempt.resumed_step(), last.get("step"), first.get("step")
     base = resumed if resumed is not None else (begin_step or 1) - 1
     saved = verdict.get("saved_step")
     of_end = str(verdict.get("attempt_ended") or end.get("ended") or ""), attempt.restarts_in_job > 0

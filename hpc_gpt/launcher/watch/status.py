@@ -39,7 +39,7 @@ from hpc_gpt.core.files import within_time
 from hpc_gpt.core.format import clock, show_duration
 from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.after_jobs import after_table
-from hpc_gpt.core.runs.checkpoints import unwhole_note
+from hpc_gpt.core.runs.checkpoints import begun_note, unwhole_note
 from hpc_gpt.core.runs.find_runs import removed_runs
 from hpc_gpt.core.runs.heartbeats import gpus_of, read_heartbeats
 from hpc_gpt.core.runs.lock import lock_path
@@ -349,7 +349,8 @@ def _state(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> tuple
     without = (f"without {node}, which is bad by run {by}" for node, by in told.items())
     at_once = any(attempt.at_once.exists() for attempt in run.attempts()) and AT_ONCE not in str(cause)
     began_again = describe_begin_again(run, run.attempts()[-1]) if state == "running" and run.attempts() else None
-    notes = (cause, *without, AT_ONCE if at_once else None, moved_note(run_state), unwhole_note(run), began_again)
+    of_start = (unwhole_note(run), began_again, begun_note(run))
+    notes = (cause, *without, AT_ONCE if at_once else None, moved_note(run_state), *of_start)
     return state, "; ".join(filter(None, notes)) or None
 
 

@@ -290,8 +290,7 @@ class AttemptRead:
     @property
     def first_step(self) -> float:
         """The first step that it trained, or would have trained after the checkpoint that it resumed from."""
-        resumed = self.trainer.get("resumed_step")
-        if resumed is not None:
+        if (resumed := self.attempt.resumed_step()) is not None:
             return float(resumed + 1)
         return float(self.steps["step"][0]) if len(self.steps) else math.inf
 

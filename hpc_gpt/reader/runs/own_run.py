@@ -27,7 +27,7 @@ from hpc_gpt.core.ends.state import class_of
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.runs.after_jobs import AFTER, after_table
-from hpc_gpt.core.runs.checkpoints import checkpoint_note
+from hpc_gpt.core.runs.checkpoints import begun_note, checkpoint_note
 from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_time, idle_s, read_heartbeats
 from hpc_gpt.core.runs.record import ON_CPU, RECORD_KEYS, Record
 from hpc_gpt.core.runs.run_folder import PREDICTED, RESUMED_FROM, Attempt, CachedRun, RunFolder, job_ids
@@ -93,7 +93,7 @@ def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
     if jobs := after_table(run.path):
         over = over and all(job["state"] in _OVER for job in jobs)
         draft.set("after", jobs, f"{AFTER}/step-*/")
-    if note := checkpoint_note(run):
+    for note in filter(None, (checkpoint_note(run), begun_note(run))):
         draft.flag(note, OF_CHECKPOINTS)
     sentences = (describe_begin_again(run, read.attempt) for read in attempts) if not has_each_loss else ()
     for sentence in filter(None, sentences):

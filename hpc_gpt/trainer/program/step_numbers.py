@@ -17,8 +17,9 @@ class StepNumbers:
     A number above the last one is a step. The same number is a second line of that step, from a progress bar or another
     rank. A smaller number is a step if a second stage or the next epoch begins with it: if it is not above the number
     with which this stage began, and the next line continues from it, or no line comes for `_ALONE_S`; else if a third
-    line continues from it. Until then it waits, as ranks that print on their own are some steps apart. Numbers up to
-    `resumed` belong to an earlier attempt, until one above it comes.
+    line continues from it. Until then it waits, as ranks that print on their own are some steps apart. A number up to
+    `resumed` belongs to an earlier attempt, unless it has a loss and is followed by others: then the program has begun
+    from an older checkpoint.
     """
 
     def __init__(self, resumed: int | None = None) -> None:
@@ -31,23 +32,28 @@ class StepNumbers:
         """Takes a row that has come at `now`, by a monotonic clock; returns the rows that are now known to be steps."""
         step, waiting = int(row["step"]), self._waiting
         if self._last is None or step >= self._last:
+            if not self._passed and waiting:
+                waiting.append(row)
+                return self._begin()
             self._waiting = []
             if step == self._last:
                 return []
             self._passed, self._last = True, step
             self._first = step if self._first is None else self._first
             return [row]
-        if not self._passed or (waiting and step == waiting[-1]["step"]):
+        if (waiting and step == waiting[-1]["step"]) or not (self._passed or "loss" in row):
             return []
         if waiting and step < waiting[-1]["step"]:
             waiting.clear()
         waiting.append(row)
         self._came = now
-        return self._begin() if len(waiting) >= (2 if self._begins_anew else 3) else []
+        return self._begin() if len(waiting) >= (2 if self._passed and self._begins_anew else 3) else []
 
     def flush_steps(self, now: float = math.inf) -> list[StepRow]:
         """Returns the row with which a stage began, if no other line has contradicted it until `now`, or at the
         end."""
+        if not self._passed:
+            return self._begin() if self._waiting and now == math.inf else []
         is_alone = (
             self._begins_anew and now >= self._came + _ALONE_S and self._waiting[0]["step"] < (self._last or 0) - 1
         )
@@ -58,7 +64,7 @@ class StepNumbers:
         return bool(self._waiting) and self._waiting[0]["step"] <= (self._first or 0)
 
     def _begin(self) -> list[StepRow]:
-        rows, self._waiting = self._waiting, []
+        rows, self._waiting, self._passed = self._waiting, [], True
         self._first, self._last = int(rows[0]["step"]), int(rows[-1]["step"])
         return rows
 

@@ -114,6 +114,24 @@ def test_what_an_attempt_before_made_is_not_made_again() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("numbers", "made"),
+    [
+        ("31 32 33 34", "31 32 33 34"),
+        ("31 31 32 33", "31 32 33"),
+        ("38 39 40 41", "38 39 40 41"),
+        ("39 41", "39 41"),
+        ("40 41 42", "41 42"),  # of a program that counts from 0
+        ("31", "31"),
+    ],
+)
+def test_a_program_may_begin_before_the_newest_checkpoint(numbers: str, made: str) -> None:
+    steps = StepNumbers(resumed=40)
+    rows = [row for n in numbers.split() for row in steps.take({"step": int(n), "loss": 2.0}, 0.0)]
+    assert steps.flush_steps(9.0) == []
+    assert [row["step"] for row in (*rows, *steps.flush_steps())] == [int(n) for n in made.split()]
+
+
 def log_of(**more: object) -> ForeignLog:
     run = unsubmitted_run()
 

@@ -27,9 +27,9 @@ from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.launcher.watch.status import read_status
-from hpc_gpt.reader.runs.own_run import OF_CHECKPOINTS
+from hpc_gpt.reader.runs.own_run import OF_CHECKPOINTS, read_own
 from hpc_gpt.report.why import explain
-from tests.made_runs import read_run
+from tests.made_runs import add_attempt, metrics_line, read_run
 
 
 @pytest.fixture
@@ -177,6 +177,27 @@ def test_only_complete_ones_count(run: RunFolder) -> None:
     shutil.rmtree(run.path / "checkpoints/a-30/.done")
     assert newest_checkpoint(run, done)[0] is None
     assert newest_checkpoint(run, command("{run}/checkpoints/a-*"))[0] == run.path / "checkpoints/a-30"
+
+
+def test_a_whole_one_may_be_one_without_a_file(run: RunFolder) -> None:
+    make(run, "checkpoints/step-10", "checkpoints/step-20/.writing")
+    asked = with_checkpoints(run, "{run}/checkpoints/step-*", complete="!.writing")
+    assert newest_checkpoint(run, asked)[1] == 10
+    shutil.rmtree(run.path / "checkpoints/step-10")
+    assert checkpoint_note(run).endswith("checkpoints/step-20 has .writing (command.complete)")
+
+
+def test_where_an_attempt_began_is_by_its_own_lines(run: RunFolder) -> None:
+    with_checkpoints(run, "{run}/checkpoints/a-*")
+    add_attempt(run, 40, "error", resumed_step=0)
+    add_attempt(run, [metrics_line(step) for step in range(31, 51)], "done", resumed_step=40)
+    note = "it began at step 31, and its newest checkpoint was of 40: is 40 whole?"
+    assert note in str(read_status([run])[0].cause)
+    assert explain(str(run.path), run.path.parent).notes == [note]
+    record = read_run(run)
+    assert record.attempts[1]["first_step"] == 31
+    assert note in record.flags
+    assert int(read_own(run).steps.counts.sum()) == 50, "ten of 60 steps are repeated"
 
 
 def test_a_name_is_within_the_checkpoint_and_none_whole_is_said(run: RunFolder) -> None:
