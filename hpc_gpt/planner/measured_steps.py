@@ -130,6 +130,7 @@ def training_of_record(record: Mapping[str, Any], device: str) -> Training:
         optimizer=_one_of(OPTIMIZER_NAMES, _setting(settings, "train.optimizer"), "adamw"),
         optimizer_mode=_one_of(get_args(OptimizerMode), _setting(settings, "train.optimizer_mode"), "fused"),
         muon_steps=_setting(settings, "train.muon_steps") or 5,
+        muon_dtype=_one_of(("bf16", "fp32"), _setting(settings, "train.muon_dtype"), "bf16"),
     )
 
 

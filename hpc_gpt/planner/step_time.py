@@ -7,11 +7,14 @@ A pipeline of p stages with m micro-batches: the slowest stage takes m slots, th
 divided by the chunks of a stage if they are interleaved (Narayanan et al. 2021, arXiv:2104.04473, 2.2).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import NamedTuple
 
 from hpc_gpt.core.engines import engine_of, states_of
+from hpc_gpt.core.engines.base.owners import rounds_s
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.recomputation import recomputation
 from hpc_gpt.core.settings.layer_kinds import LayerKind
@@ -98,7 +101,8 @@ class _StepModel:
         if of_experts:
             more = self._update_s(training.of_experts, of_experts)
             optimizer, offload = optimizer + more[0], offload + more[1]
-        optimizer += self._products_s(training, rates)
+        optimizer += self._products_s(training)
+        dp += sum(self.links.ring_s(*send) for send in engine_of(training).sends_of_owners(training))
         if training.activations_on_host:  # each layer's input is copied to the host and back
             bytes_kept = training.width * training.tokens * shape.hidden
             offload += 2 * micro_batches * count * bytes_kept / self.links.host_b_s
@@ -299,8 +303,12 @@ class _StepModel:
 
     def _update_s(self, training: Training, params: float) -> tuple[float, float]:
         """Returns (seconds of the update on the GPU, seconds to copy and update the offloaded part)."""
-        rank_params = params / engine_of(training).optimizer_ranks(training)
-        moved_bytes = training.optimizer_facts.moved_bytes(training.optimizer_mode, training.hidden)
+        facts, bytes_of = engine_of(training), partial(training.optimizer_facts.moved_bytes, training.optimizer_mode)
+        rank_params, moved_bytes = params / facts.optimizer_ranks(training), bytes_of(training.hidden)
+        if training.sharded_optimizer and (deals := facts.deals(training)):
+            if training.experts_alone:  # which are in the deal of all
+                return 0.0, 0.0
+            rank_params, moved_bytes = 1.0, deals[0].fullest(lambda one: one.size * bytes_of(bool(one.matrices)))
         if training.offload == "none":
             memory_b_s = self.machine.memory_gb_s * 1e9 * self.constants.memory
             return rank_params * moved_bytes / memory_b_s, 0.0
@@ -311,11 +319,23 @@ class _StepModel:
             moved += rank_params * 2 * training.width * training.micro_batches / self.links.host_b_s
         return 0.0, moved + updated
 
-    def _products_s(self, training: Training, rates: Rates) -> float:
-        """Seconds of the products in the updates of the layers' matrices, which the ranks that share these divide among
-        themselves, whole ones each; and of the way of each part to the matrix's rank and back, in 16 bits."""
+    def _products_s(self, training: Training) -> float:
+        """Seconds of the products in the updates of the layers' matrices, which the ranks that share or repeat these
+        divide among themselves, whole ones each; and of the way of each part to the matrix's rank and back."""
         if not training.optimizer_facts.product_sizes(1, 1):
             return 0.0
+        rates = Rates(self.machine, self.constants, replace(training, dtype=training.muon_dtype, matmul="none"))
+
+        @cache
+        def matrix_s(rows: int, columns: int) -> float:
+            sizes = training.optimizer_facts.product_sizes(rows, columns)
+            return training.muon_steps * sum(rates.product_s(*size) for size in sizes)
+
+        if deals := engine_of(training).deals(training):
+            return sum(
+                deal.fullest(lambda one: sum(count * matrix_s(*size) for count, *size in one.matrices))
+                for deal in deals
+            )
         total = 0.0
         for part, ep in ((training, 1), (training.of_experts, training.ep)):
             matrices = [
@@ -324,14 +344,21 @@ class _StepModel:
                 for matrix in kind.matrices
                 if matrix.split != "none" and matrix.is_routed is part.experts_alone
             ]
-            sizes = [training.optimizer_facts.product_sizes(matrix.rows, matrix.columns) for matrix, _ in matrices]
-            takes = [training.muon_steps * sum(rates.product_s(*size) for size in products) for products in sizes]
+            takes = [matrix_s(matrix.rows, matrix.columns) for matrix, _ in matrices]
             ranks = training.tp * engine_of(training).optimizer_ranks(part)
-            whole = sum(each * count for each, (_, count) in zip(takes, matrices, strict=True))
-            total += max(whole / ranks, max(takes, default=0.0))
+            replicas = training.data_ranks // training.shards if training.program_states is None else 1
+            if part.experts_alone:
+                total += sum(math.ceil(count / ranks) * each for each, (_, count) in zip(takes, matrices, strict=True))
+            else:
+                units = [
+                    (float(matrix.rows * matrix.columns * min(matrix.rows, matrix.columns)), each, int(count))
+                    for each, (matrix, count) in zip(takes, matrices, strict=True)
+                ]
+                total += rounds_s(tuple(units), ranks * replicas)
             if training.tp > 1 or (engine_of(training).sharding(training) >= 3 and not part.experts_alone):
-                held = 2.0 * sum(matrix.rows * matrix.columns * count for matrix, count in matrices) / ranks
-                total += 2 * self.links.ring_s(held, ranks)
+                numbers = sum(matrix.rows * matrix.columns * count for matrix, count in matrices)
+                held = training.muon_width * numbers / ranks
+                total += 2 * self.links.ring_s(held / replicas, ranks) + self.links.ring_s(held, replicas, ranks)
         return total
 
     def _band(self, training: Training, host_bound: bool, across: float) -> float:

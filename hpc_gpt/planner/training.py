@@ -42,6 +42,7 @@ def training_of(resolved: Sized) -> Training:
         optimizer=resolved.train.optimizer,
         optimizer_mode=update_mode(resolved.train),
         muon_steps=resolved.train.muon_steps,
+        muon_dtype=resolved.train.muon_dtype,
         matmul=resolved.train.matmul,
         edges_as_layers=facts.splits_edges(model.layers, pp),
         **{name: getattr(engine, name) for name in _SHARED},

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hpc_gpt.core.engines.base.facts import OUR_MODEL, OUR_PARTS, EngineFacts
+from hpc_gpt.core.engines.base.owners import Deal
 from hpc_gpt.core.engines.base.training import StateBytes, Training
 from hpc_gpt.core.engines.ddp import ENGINE as DDP
 from hpc_gpt.core.errors import Fault
@@ -69,11 +70,16 @@ class Fsdp(EngineFacts):
         return states
 
     def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
-        """ddp's for the rank's shard alone, or for whole matrices, of which two more are under way in 16 bits."""
-        if training.optimizer_facts.needs_shares and not is_whole(training):
-            matrix *= training.tp
+        """ddp's for the rank's shard alone, or for whole matrices, of which two more are under way."""
+        if is_whole(training):
+            return DDP.update_bytes(training, params, matrix, table)
+        if training.optimizer_facts.needs_shares:
+            matrix *= training.tp * training.muon_width / 2
             return super().update_bytes(training, params / training.shards, matrix, table) + 4 * matrix
         return super().update_bytes(training, params, matrix, table) / training.shards
+
+    def deals(self, training: Training) -> tuple[Deal, ...]:
+        return DDP.deals(training) if is_whole(training) else ()
 
     def lasting_bucket(self, training: Training) -> float:
         return DDP.lasting_bucket(training) if is_whole(training) else 0.0

@@ -43,6 +43,10 @@ class OptimizerFacts:
         """(m, n, k) of each matrix product in a step, of `train.muon_steps`, of a hidden matrix's update."""
         return []
 
+    def stack_bytes(self, width: int, matrices: int, rows: int, columns: int) -> float:
+        """Bytes of the temporaries of equal hidden matrices that are updated together, in numbers of `width` bytes."""
+        return 0.0
+
     def update_bytes(self, mode: str, params: float, matrix: float, table: float) -> float:
         """Bytes of the update's temporaries, by torch 2.13's AdamW (torch/optim/adam.py): fused kernels keep everything
         in registers. foreach computes the square roots of all second moments at once, 4 bytes each. for-loop does so

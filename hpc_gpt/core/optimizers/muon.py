@@ -21,6 +21,10 @@ class Muon(OptimizerFacts):
         and the 16-bit weight 2; then the gradient for its norm and scale. The products are counted apart."""
         return ADAMW.moved_bytes(mode, hidden) * (1 - hidden) + (12 + 12 + 8 + 8 + 10 + 2 + 2 * 4) * hidden
 
+    def stack_bytes(self, width: int, matrices: int, rows: int, columns: int) -> float:
+        """Two of the matrices, and one of their shorter sides squared."""
+        return width * matrices * (2 * rows * columns + min(rows, columns) ** 2)
+
     def update_bytes(self, mode: str, params: float, matrix: float, table: float) -> float:
         """In 16 bits two of the matrix and two of its rows squared, which may be a quarter of it; or AdamW's."""
         return max(5 * matrix, ADAMW.update_bytes(mode, params, matrix, table))

@@ -62,11 +62,14 @@ class MatrixStacks:
     def update(self, lr: float, steps: int) -> None:
         """Updates each matrix by `steps` of Newton-Schulz from its owner's `grad`, at AdamW's rate `lr`. Collective."""
         for stacks in self._rounds:
-            for stack, results in self._results(stacks, steps):
-                rate, first = rate_of(lr, *stack.size[1:]), 0
-                for place in stack.places:
-                    place.view(place.parameter).add_(results[first : first + place.matrices], alpha=-rate)
-                    first += place.matrices
+            self._update_round(stacks, lr, steps)
+
+    def _update_round(self, stacks: Sequence[_Stack | None], lr: float, steps: int) -> None:
+        for stack, results in self._results(stacks, steps):
+            rate, first = rate_of(lr, *stack.size[1:]), 0
+            for place in stack.places:
+                place.view(place.parameter).add_(results[first : first + place.matrices], alpha=-rate)
+                first += place.matrices
 
     def _results(self, stacks: Sequence[_Stack | None], steps: int) -> Iterator[tuple[_Stack, Tensor]]:
         """Computes this rank's stack of a round; yields each rank's with its result. One is used while the next
@@ -85,14 +88,19 @@ class MatrixStacks:
             yield _arrived(*before)
 
     def _computed(self, stack: _Stack, steps: int) -> Tensor:
+        result = orthogonal(self._gradients(stack), steps, self._dtype)
+        if self._group is not None:
+            result = result.contiguous()
+        return result if result.ndim == 3 else result.unsqueeze(0)
+
+    def _gradients(self, stack: _Stack) -> Tensor:
+        """The gradients of a stack, [matrices, rows, columns], or of one matrix."""
         gradients, first = torch.empty(stack.size, dtype=self._dtype, device=self.parameters[0].device), 0
         for place in stack.places:
             assert place.parameter.grad is not None
             gradients[first : first + place.matrices].copy_(place.view(place.parameter.grad))
             first += place.matrices
-        if len(gradients) > 1:
-            return orthogonal(gradients, steps, self._dtype)
-        return orthogonal(gradients[0], steps, self._dtype).unsqueeze(0)
+        return gradients if len(gradients) > 1 else gradients[0]
 
     def _send(self, stack: _Stack, own: Tensor | None, owner: int) -> tuple[Tensor, dist.Work | None]:
         """Begins to send a result from its owner to the others."""
@@ -101,8 +109,8 @@ class MatrixStacks:
             return own, None
         if owner != self._rank or own is None:
             own = torch.empty(stack.size, dtype=self._dtype, device=self.parameters[0].device)
-        result, source = own.contiguous(), dist.get_global_rank(self._group, owner)
-        return result, dist.broadcast(result, source, self._group, async_op=True)
+        source = dist.get_global_rank(self._group, owner)
+        return own, dist.broadcast(own, source, self._group, async_op=True)
 
 
 def _arrived(stack: _Stack, result: Tensor, work: dist.Work | None) -> tuple[_Stack, Tensor]:

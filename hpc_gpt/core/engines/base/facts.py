@@ -7,6 +7,7 @@ name, which trains; without one, the engine is another program, which the job st
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
+from hpc_gpt.core.engines.base.owners import Deal
 from hpc_gpt.core.engines.base.training import AttentionMask, StateBytes, States, Training, plain_states
 from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
 from hpc_gpt.core.optimizers import OptimizerFacts
@@ -302,6 +303,10 @@ class EngineFacts(States):
         """The number of ranks over which the optimizer's states are divided."""
         return training.data_ranks if self.sharding(training) >= 1 or training.sharded_optimizer else 1
 
+    def deals(self, training: Training) -> tuple[Deal, ...]:
+        """The parameters that ranks update for each other; none if each rank updates by itself what it has."""
+        return ()
+
     def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
         """The optimizer's own; a sharded one distributes whole parameters."""
         if training.offload != "none":
@@ -363,6 +368,10 @@ class EngineFacts(States):
         gradients, on the way back). A sharded optimizer gathers weights, any other the sums."""
         summed = self.reduced_bytes(training)
         return summed, training.width if training.sharded_optimizer else summed
+
+    def sends_of_owners(self, training: Training) -> list[tuple[float, int, int]]:
+        """(bytes, ranks, their distance) of each send after an update, from the rank that has done it to the others."""
+        return []
 
     def sends_parts(self, training: Training) -> bool:
         """Whether each of tp ranks routes its part of a micro-batch's tokens and sends copies of it to experts, whose

@@ -4,7 +4,7 @@ The trainer deals parameters by these functions; a plan of memory, time and send
 """
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import zip_longest
@@ -23,6 +23,22 @@ class Owned(NamedTuple):
     name: str
     size: int
     matrices: tuple[tuple[int, int, int], ...] = ()
+
+
+class Deal(NamedTuple):
+    """The parameters that each of some ranks, `stride` apart, updates for all of them."""
+
+    owned: tuple[tuple[Owned, ...], ...]
+    stride: int = 1
+
+    def fullest(self, figure_of: Callable[[Owned], float]) -> float:
+        """The largest sum of a figure over the parameters of a rank."""
+        return max(sum(map(figure_of, of_rank)) for of_rank in self.owned)
+
+    @property
+    def stacks(self) -> list[tuple[int, int, int]]:
+        """`stacks_of` all ranks."""
+        return [stack for of_rank in self.owned for stack in stacks_of(of_rank)]
 
 
 def deal(parameters: Iterable[Owned], optimizer: OptimizerFacts, ranks: int) -> dict[str, int]:
@@ -49,6 +65,14 @@ def rounds_of(units: Sequence[T], costs: Sequence[float], ranks: int) -> list[tu
     for number in sorted(range(len(units)), key=lambda number: -costs[number]):
         by_rank[owners[number]].append(units[number])
     return [*zip_longest(*by_rank)]
+
+
+@lru_cache(maxsize=4096)
+def rounds_s(units: tuple[tuple[float, float, int], ...], ranks: int) -> float:
+    """Seconds of the rounds in which ranks compute units at once; of each kind of units (cost, seconds, number)."""
+    each = [(cost, seconds) for cost, seconds, count in units for _ in range(count)]
+    rounds = rounds_of([seconds for _, seconds in each], [cost for cost, _ in each], ranks)
+    return sum(max(seconds or 0.0 for seconds in one) for one in rounds)
 
 
 def stack_size(rows: int, columns: int) -> int:

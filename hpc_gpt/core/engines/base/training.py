@@ -70,6 +70,7 @@ class Training:
     optimizer: str = "adamw"
     optimizer_mode: OptimizerMode = "fused"  # how states on the GPU are updated; the host updates offloaded ones
     muon_steps: int = 5
+    muon_dtype: Literal["bf16", "fp32"] = "bf16"  # of Newton-Schulz's products, and of matrices under way
     loss_chunks: int = 1  # pieces in which logits are computed, and recomputed in the backward pass
     one_pass_loss: bool = False  # our loss computes its gradients in the same pass: nothing is recomputed
     keep_residuals: bool = False  # a compiled layer keeps the residual after attention, not the terms of its sum
@@ -155,6 +156,11 @@ class Training:
     def width(self) -> int:
         """Bytes of a number in the passes."""
         return 4 if self.dtype == "fp32" else 2
+
+    @property
+    def muon_width(self) -> int:
+        """Bytes of a number in Muon's products."""
+        return 4 if self.muon_dtype == "fp32" else 2
 
     @property
     def optimizer_facts(self) -> OptimizerFacts:
