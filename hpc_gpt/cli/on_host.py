@@ -179,8 +179,9 @@ def read_words(words: Sequence[str], command: click.Command) -> Iterator[tuple[i
 
 
 def path_here(option: str, value: str) -> Path | None:
-    """The file or folder here that a value names, None without one; an experiment needs no suffix."""
-    if option and option not in _FILE_OPTIONS:
+    """The file or folder here that a value names, None without one; an experiment needs no suffix. The name of a
+    profile, as of any --cluster without .toml, is the host's."""
+    if (option and option not in _FILE_OPTIONS) or (option == "--cluster" and not value.endswith(".toml")):
         return None
     names = [value] if option else [value, f"{value}.toml"]
     return next((Path(name) for name in names if value and os.path.exists(name)), None)

@@ -10,6 +10,7 @@ import hashlib
 import os
 import re
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,8 +40,11 @@ class Host:
     """A host of the user's ssh configuration."""
 
     def __init__(self, name: str) -> None:
+        """Raises Unreachable if ssh is not installed."""
         self.name = name
         self._ssh = ["ssh"]
+        if shutil.which("ssh") is None:
+            raise Unreachable(f"ssh is not installed, so {name} cannot be reached", "install OpenSSH's client")
         known = subprocess.run(["ssh", "-G", "--", name], stdin=subprocess.DEVNULL, capture_output=True, check=False)
         socket = state_dir() / "ssh" / hashlib.sha256(name.encode()).hexdigest()[:12]
         if not re.search(rb"^controlpath (?!none$)", known.stdout, re.MULTILINE) and len(str(socket)) < _LONGEST_SOCKET:

@@ -330,6 +330,21 @@ def nothing_sent(login: Login) -> Login:
     return login
 
 
+def test_the_name_of_a_profile_goes_there_as_a_name(nothing_sent: Login, experiment: Path) -> None:
+    login = nothing_sent
+    (login.here / "generic-slurm").mkdir(exist_ok=True)
+    (login.here / "generic-slurm" / "weights.safetensors").touch()
+    assert login.run("render", "my work/mine", "--cluster", "generic-slurm").stdout.startswith("#!/bin/bash")
+    assert sent(login) == {"mine.toml", "parts/base.toml"}
+    (login.here / "site.toml").write_text('extends = "generic-slurm"\npartition = "big"\n')
+    assert "#SBATCH --partition=big" in login.run("render", "my work/mine", "--cluster", "site.toml").stdout
+
+
+def test_a_missing_ssh_is_one_line(login: Login) -> None:
+    done = login.run("status", code=4, PATH="/nowhere")
+    assert done.stderr == "Error: ssh is not installed, so login cannot be reached\n\nhint: install OpenSSH's client\n"
+
+
 def test_an_experiment_goes_there_once_with_what_it_extends(nothing_sent: Login, experiment: Path) -> None:
     login = nothing_sent
     local = ("--cluster", "local")
