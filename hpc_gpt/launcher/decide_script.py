@@ -24,7 +24,7 @@ from hpc_gpt.core.settings.resolved import Resolved, folder_name
 from hpc_gpt.core.settings.services import SERVICES
 from hpc_gpt.core.settings.stored import experiment_text
 from hpc_gpt.core.slurm.directives import OF_JOB, OF_SITE, quote_directive
-from hpc_gpt.core.slurm.requeue import requeue_of
+from hpc_gpt.core.slurm.requeue import is_not_requeued, requeue_of
 from hpc_gpt.core.slurm.sbatch_words import Option, Sizes, array_numbers, options_of_variables, read_options, sizes_of
 from hpc_gpt.core.slurm.script_lines import directives_of_srun
 from hpc_gpt.core.slurm.start_check import whole_node_partition
@@ -326,6 +326,11 @@ def _findings(
 def _notes(resolved: Resolved, added: Sequence[str], is_array: bool) -> tuple[str, ...]:
     """The notes on the options that the profile adds to the script, and on the signs of progress for the job chain."""
     notes = [f"note: profile {resolved.cluster.name} adds {shlex.join(hide_words(added))}"] if added else []
+    if is_not_requeued(resolved):
+        notes.append(
+            "note: no job follows this one, which has --no-requeue: its time limit, a preemption or a dead node "
+            "ends the run"
+        )
     pattern = resolved.program.checkpoints
     if pattern is not None and (inside := _checkpoints_inside(Path(resolved.program.workdir, pattern))):
         notes.append(f"note: {pattern} is a folder, which shows no progress; --checkpoints '{pattern}/{inside}' does")

@@ -465,6 +465,28 @@ def test_the_options_are_those_that_this_sbatch_knows(small) -> None:
         assert plain == (sbatch.kinds[sbatch.named(name)] == "plain"), (name, said)
 
 
+HELD = """\
+#!/bin/bash
+#SBATCH -N 1 --ntasks=1 --time=9 --requeue
+for step in 1 2 3; do echo "step $step/6 loss 2.$step"; done
+[ -n "$SLURM_RESTART_COUNT" ] || { scontrol requeuehold "$SLURM_JOB_ID"; sleep 600; }
+for step in 4 5 6; do echo "step $step/6 loss 2.$step"; done
+"""
+
+
+def test_a_requeue_that_is_held_is_no_end(launcher: Launcher) -> None:
+    folder = folder_of(launcher, "held", train_slurm=HELD)
+    job = submit(launcher, "submit", folder, "--set", "chain=requeue", "train.slurm")
+    job.wait("the hold", lambda: job.ended() and job.slurm_state in ("PENDING", "REQUEUE_HOLD"))
+    (row,) = json.loads(launcher.run("status", job.run.run_id, "--json", **of_a_user(folder))[0])["runs"]
+    assert row["state"] == "pending"
+    assert "scontrol release lets it start" in row["cause"]
+    launcher.cluster.run("scontrol", "release", job.id, check=True)
+    job.start_soon()
+    job.wait_end("COMPLETED")
+    assert job.ended() == ["requeued", "done"]
+
+
 ARRAYS = (
     *(
         "[2]",

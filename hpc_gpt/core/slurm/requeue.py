@@ -80,11 +80,19 @@ def requeue_of(profile: ClusterProfile) -> Requeue:
     return REQUEUES[profile.chain]
 
 
+def is_not_requeued(resolved: Sized) -> bool:
+    """Whether no job follows the job of a script of the user's own, as the script or the profile says."""
+    cluster = resolved.cluster
+    return resolved.script is not None and cluster.scheduler == "slurm" and bool(requeue_of(cluster).why_not(cluster))
+
+
 def cannot_continue(resolved: Sized, requeue: bool = False) -> str:
     """The reason why no job of a run can follow another one; empty if one can. `requeue`: `hpc-gpt requeue` asks for
     it; a machine without Slurm does that whatever its `chain` is."""
     if ALLOCATION in os.environ:
         return "it runs in an allocation of your own"
+    if is_not_requeued(resolved):
+        return "its job has --no-requeue"
     by_hand = requeue and resolved.cluster.scheduler == "local"
     return "" if by_hand else requeue_of(resolved.cluster).why_not(resolved.cluster)
 

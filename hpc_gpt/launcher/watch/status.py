@@ -48,6 +48,7 @@ from hpc_gpt.core.runs.record import finite
 from hpc_gpt.core.runs.run_folder import RESUMED_FROM, Attempt, CachedRun, RunFolder, job_ids
 from hpc_gpt.core.runs.slow_ranks import slow_ranks
 from hpc_gpt.core.runs.stored import read_stored
+from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import shown_layout
 from hpc_gpt.core.slurm.clients import (
     CUT_OFF,
@@ -66,6 +67,7 @@ from hpc_gpt.core.slurm.clients import (
 )
 from hpc_gpt.core.slurm.environment import PATIENCE
 from hpc_gpt.core.slurm.reasons import NEVER, reason_text, with_maintenance
+from hpc_gpt.core.slurm.requeue import is_not_requeued
 
 NO_ANSWER = "Slurm does not answer"
 # {job id: (long state name, reason)} as Slurm shows it; and one such table per cluster, None if it did not answer.
@@ -334,7 +336,7 @@ def _damaged(run: RunFolder, cause: str) -> RunStatus:
     return replace(row, attempts=len(run.attempts()), sweep_id=run.sweep_id)
 
 
-def _state(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> tuple[str, str | None]:
+def _state(run: RunFolder, resolved: Resolved, run_state: RunState, jobs: JobStates | None) -> tuple[str, str | None]:
     """(the state of a run, its cause with the notes on it). A job without attempts may say it in its own output."""
     state, cause = run_state.state.ended, _cause(run, run_state, jobs)
     if cause == NO_ANSWER:
@@ -349,7 +351,8 @@ def _state(run: RunFolder, run_state: RunState, jobs: JobStates | None) -> tuple
     without = (f"without {node}, which is bad by run {by}" for node, by in told.items())
     at_once = any(attempt.at_once.exists() for attempt in run.attempts()) and AT_ONCE not in str(cause)
     began_again = describe_begin_again(run, run.attempts()[-1]) if state == "running" and run.attempts() else None
-    of_start = (unwhole_note(run), began_again, begun_note(run))
+    alone = "no job follows this one, which has --no-requeue" if state in LIVE and is_not_requeued(resolved) else None
+    of_start = (alone, unwhole_note(run), began_again, begun_note(run))
     notes = (cause, *without, AT_ONCE if at_once else None, moved_note(run_state), *of_start)
     return state, "; ".join(filter(None, notes)) or None
 
@@ -362,7 +365,7 @@ def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
     slurm = None if jobs is None else {job_id: state for job_id, (state, _) in jobs.items()}
     of_after = None if slurm is None else {job_id: job_state(state) for job_id, state in slurm.items()}
     run_state = read_run_state(run, resolved.train.log_every, slurm)
-    state, cause = _state(run, run_state, jobs)
+    state, cause = _state(run, resolved, run_state, jobs)
     restarts = None
     if state not in ("done", "unknown"):
         from hpc_gpt.launcher.watch.restarts import read_restarts

@@ -77,6 +77,10 @@ _WORDS = (
         "the job's command is the run's job.sh, not this script; the folder of the submission is SLURM_SUBMIT_DIR",
     ),
     (re.compile(r"\bscontrol\s+requeue\b"), "requeues its own job: this makes the run's next attempt, once"),
+    (
+        re.compile(r"\bscontrol\s+requeuehold\b"),
+        "requeues its own job and holds it: the run's next attempt starts after scontrol release",
+    ),
 )
 _SHARES_A_CORE = (
     "one task starts all ranks of the node, and srun may give it a single core (from Slurm 22.05 on it does not take "

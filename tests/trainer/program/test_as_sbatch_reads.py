@@ -6,14 +6,18 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.errors import ConfigError
+from hpc_gpt.core.runs.run_folder import create_run
 from hpc_gpt.core.slurm.directives import script_directives
+from hpc_gpt.core.slurm.requeue import cannot_continue
 from hpc_gpt.core.slurm.sbatch_words import options_of_variables, read_options, sizes_of, split_directive
 from hpc_gpt.launcher.decide import prepare
 from hpc_gpt.launcher.overview import overview
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.request import Request, ScriptRequest
+from hpc_gpt.launcher.watch.status import _status
 from hpc_gpt.trainer.program.job_script import read_job_script
 from tests.cli.command import in_process
+from tests.made_runs import with_job
 
 BODY = "srun python fit.py\n"
 CHOSEN = {"HPC_GPT_CLUSTER": "generic-slurm"}  # there may be no sbatch here
@@ -99,6 +103,17 @@ def test_what_keeps_the_jobs_number_from_the_run_is_left_out(tmp_path: Path, wor
     directives = [line for line in prepared.script.splitlines() if line.startswith("#SBATCH ")]
     assert word not in " ".join((*directives[:3], *prepared.job_script.options)).split()
     assert any(f"{word} is left out" in note for note in prepared.notes)
+
+
+@pytest.mark.parametrize("option", ["--no-requeue", "--requeue"])
+def test_that_no_job_follows_is_said_before_the_submission_and_in_status(tmp_path: Path, option: str) -> None:
+    prepared = prepared_of(script(tmp_path, f"#!/bin/bash\n#SBATCH -t 7 {option}\n" + BODY))
+    run = with_job(create_run(tmp_path / "logs", prepared.resolved, "", "", {}), "7")
+    status = _status(run, {"7": ("PENDING", "Priority")})
+    words = "no job follows this one, which has --no-requeue"
+    said = [any(words in note for note in prepared.notes), words in str(status.cause)]
+    assert said == [option == "--no-requeue"] * 2
+    assert bool(cannot_continue(prepared.resolved)) == said[0]
 
 
 def test_sbatchs_variables_are_options_of_every_chained_job(tmp_path: Path, monkeypatch) -> None:

@@ -38,6 +38,7 @@ if [ -z "$SLURM_JOB_ID" ]; then
   true
   sbatch fit.slurm; fi
 sbatch fit.slurm
+scontrol requeuehold "$SLURM_JOB_ID"
 """
 COMMAND = "the job's command is the run's job.sh, not this script; the folder of the submission is SLURM_SUBMIT_DIR"
 AGAIN = "submits this script once more, although the job chain continues it: remove the line"
@@ -48,6 +49,7 @@ OTHER = (
 EARLY = "ends the program before its last step: should the job chain continue it?"
 BY_HAND = "submits the script itself if SLURM_JOB_ID is not set, as on a machine without Slurm"
 PAST = "not to the run's log; why and status read it there if they find it"
+RELEASED = "the run's next attempt starts after scontrol release"
 NOTES = f"""\
 line 4: #SBATCH -N 2: sbatch does not read it: it is after the first command, which is in line 3
 line 5: sbatch next.sh: {OTHER}
@@ -65,6 +67,7 @@ line 23: [[ ! $SLURM_JOBID ]] && sbatch "$0": {BY_HAND}
 line 27: [ "x$SLURM_JOB_ID" = x ] && exec sbatch fit.slurm: {BY_HAND}
 line 32: sbatch fit.slurm; fi: {BY_HAND}
 line 33: sbatch fit.slurm: {AGAIN}
+line 34: scontrol requeuehold "$SLURM_JOB_ID": requeues its own job and holds it: {RELEASED}
 """
 
 
