@@ -118,6 +118,11 @@ _REQUEUE_FAILED = re.compile(r"(?i)requeu\w{0,4}\b.{0,60}\bfailed\b")
 _A_DEATH = re.compile(
     r"(?:Fatal Python error: |Signal: |Caught signal |\d{1,10} )?(?:Segmentation|Bus|Illegal|Floating)"
 )
+_BUS = re.compile(r"\bBus error\b|\bSIGBUS\b")
+_BUS_TO_DO = (
+    "a page of a mapped file could not be read: /dev/shm or a disk was full, a data file was cut or its file system lost;"
+    " see df -h /dev/shm and the files that the ranks map"
+)
 _FRAME = re.compile(r"^Current thread .{1,80}: (File .{1,300})")
 _ALL_WAIT = (
     "no rank is missing, so no node is at fault by it: look for a slow or stuck network (NCCL_DEBUG=INFO, switches), or"
@@ -206,6 +211,8 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
         chosen, sure = replace(chosen, ended="host_memory", echo=False), full
     elif chosen.ended == "error" and _KILLED.search(chosen.message):
         sure = "; ".join(filter(None, (sure, "nothing says who killed it: most often the kernel, out of memory")))
+    if not chosen.to_do and _BUS.search(chosen.message):
+        chosen = replace(chosen, to_do=_BUS_TO_DO)
     if to_do := for_vendor(chosen.to_do, chosen.message, [*devices, *(other.message for other in failures)]):
         chosen = replace(chosen, to_do=to_do)
     others = [failure for failure in [*causes, *survived, *echoes] if failure.place != chosen.place]
@@ -329,7 +336,7 @@ def _place_of(
         if blamed is None and chosen.to_do in (NEVER_MET, _ALL_WAIT):
             return None, None, "", []  # the reporting rank only waited: no node is to blame
     if meaning(chosen.ended).by_scheduler:
-        return rank, None, why, inferred
+        return rank, chosen.node, why, inferred
     # A shell that finds no command belongs to the batch script, unless tasks ended with its exit code.
     shell = rank is None and bool(NEVER_BEGAN.search(chosen.message)) and "execve" not in chosen.message
     echoes_of_it = [other for other in echoes if not shell or _OF_SHELL.search(other.message)]

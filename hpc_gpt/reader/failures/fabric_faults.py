@@ -37,6 +37,11 @@ _VNI = (
     " its own for each"
 )
 _FORK = "the EFA provider cannot fork here: FI_EFA_FORK_SAFE=1, and FI_EFA_USE_HUGE_PAGE=0 for data workers"
+_LOST = (
+    "the network lost a message, or the peer's node left it: nothing of the program; start again, on Slingshot with"
+    " FI_CXI_RX_MATCH_MODE=software if it comes back"
+)
+_NET_LACKING = "NCCL does not find its network card: it must be visible in the container; or NCCL of another version"
 _MIXED = "the ranks have different versions of NCCL or RCCL: start the same environment or image on every node"
 
 _MENTIONS = r"(?!.{0,120}\b(?:INFO|DEBUG|TRACE)\b|.{0,120}<(?:info|debug|trace)>)"
@@ -72,10 +77,13 @@ DIALECT = Dialect(
     patterns=(
         # --- a peer that is gone; queues of the card
         *(
-            Pattern("failure", rf"{EXCEPTION_START}{_MENTIONS}(?P<words>.{{0,400}}?\b{code}.{{0,200}})", code,
+            Pattern("failure", rf"{EXCEPTION_START}{_MENTIONS}(?!MPIDI_OFI_handle_cq_error\()(?P<words>.{{0,400}}?\b{code}.{{0,200}})", code,
                     ended="error", echo=True, to_do=_PEER)
             for code in ("PTLTE_NOT_FOUND", "UNDELIVERABLE", "TRANSACTION_TIMEOUT")
         ),
+        # MPICH's own message, with which it ends the job.
+        Pattern("failure", r"(?P<words>MPIDI_OFI_handle_cq_error\(\d{1,6}\): OFI poll failed .{0,300})",
+                "MPIDI_OFI_handle_cq_error(", ended="node_failure", to_do=_LOST),
         *failure_family("user_error", _QUEUE,
             line="Event Queue overflow | CQ overflow | Completion Queue overrun | EQ overflow"),
         Pattern("failure", r"(?P<words>(?:MPICH WARNING: |\bOFI is ).{0,200}completion queue exhaustion.{0,200})",
@@ -86,6 +94,7 @@ DIALECT = Dialect(
         *failure_family("user_error", _PLUGIN, echo=True,
             line=("Error: network…not found | Failed to initialize any NET plugin | "
             "NCCL_NET_PLUGIN…not found | WARN…NET plugin…not found | WARN…Failed to load NET plugin")),
+        *failure_family("user_error", _NET_LACKING, echo=True, line="WARN Could not find NET with id"),
         *failure_family("user_error", _MIXED, line="Mismatched NCCL version | Mismatched RCCL version | NCCL version mismatch"),
         *failure_family("user_error", _FORK,
             line="call to the fork() system call | EFA provider is operating in a condition"),

@@ -110,6 +110,10 @@ _NODE_OF_RAY = (
 _CUDA_KERNEL = (
     "a kernel read or wrote outside its memory: find it with CUDA_LAUNCH_BLOCKING=1; Xid in dmesg is a GPU's fault"
 )
+_CUDA_INSTRUCTION = (
+    "a GPU met an instruction that it cannot run: a fault of the GPU, or a kernel for another kind; start again, and if it"
+    " comes back on the node, exclude it and run dcgmi diag -r 3 there"
+)
 _CONTROLLER = "Slurm's controller did not answer in time: submit again"
 _MODEL_FOLDER = "name a folder that holds the model's config, weights and tokenizer, and that the nodes see"
 _NEWER_LIBRARY = "install the version that the message asks for into the environment of the job"
@@ -413,6 +417,7 @@ DIALECT = Dialect(
             "file is truncated | unexpected EOF | magic number mismatch | doesn't match expected format | "
             "tokens read does not match | as a pickle | storage has wrong byte size | checksum mismatch | "
             "hash mismatch"), line="magic number mismatch in the data"),
+        *failure_family("data", _UNFINISHED, says="incomplete checkpoint | checkpoint is incomplete"),
         # --- disks
         *failure_family("error", _DISK,
             says=("[Errno 5] | [Errno 30] | [Errno 107] | [Errno 108] | [Errno 112] | [Errno 116] | [Errno 121] | "
@@ -420,7 +425,11 @@ DIALECT = Dialect(
             "transport endpoint")),
         # --- kernels
         *failure_family("user_error", OTHER_BUILD, raised_as="CompilationError"),
-        *failure_family("error", _CUDA_KERNEL, says="an illegal memory access | misaligned address | an illegal instruction"),
+        *failure_family("error", _CUDA_KERNEL, says="an illegal memory access | misaligned address"),
+        *failure_family("error", _CUDA_INSTRUCTION, says="an illegal instruction | CUDA_ERROR_ILLEGAL_INSTRUCTION"),
+        # --- tasks of JAX
+        Pattern("failure", r"(?P<words>\bTask (?P<rank>\d{1,7}) on (?P<node>[\w.-]{1,80}) became unhealthy.{0,200})",
+                "became unhealthy", ended="node_failure"),
         # --- AMD's
         *failure_family("gpu_memory", AMD_MEMORY, line="HSA_STATUS_ERROR_OUT_OF_RESOURCES"),
         *failure_family("error", AMD_KERNEL, line="Memory access fault by GPU | HW Exception by GPU | HSA_STATUS_ERROR_"),

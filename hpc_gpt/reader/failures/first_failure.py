@@ -33,7 +33,7 @@ _DIED = re.compile(r"\bexit ?code:? (?:= |: )?-(?!15\b|2\b)\d|ended by signal (?
 # Messages of a rank whose collective failed: the reason follows, or is on another rank.
 IN_COLLECTIVE = re.compile(r"\bNCCL error\b|\bDistBackendError\b")
 # A link's fault; the peers of a process that died print the same.
-LINK = re.compile(r"\bNET/(?:IB|OFI)\b|\bTransport retry count|^libfabric:")
+LINK = re.compile(r"\bNET/(?:IB|OFI)\b|\bTransport retry count|^libfabric:|\bOFI poll failed\b")
 # A fault as a program sees it, and as the GPU's driver reports it.
 _OF_GPU = re.compile(
     r"\bHW Exception by GPU|\bMemory access fault by GPU|\bHSA_STATUS_ERROR_|\b(?:CUDA|HIP|SYCL) error\b"

@@ -265,10 +265,13 @@ _ANSI, ANSI = re.compile(_COLOURS), re.compile(_COLOURS.encode())
 # torchrun's tag with `--role HOST`, it is the rank within the node. In `3: [rank5]:` the first number is srun's task,
 # which starts several ranks.
 _ROLE = r"\[(?!rank|default|worker|trainer)(?:[a-z][a-z0-9-]{0,40}\d[\w.-]{0,80})"
+# JAX's, after glog's prefix.
+_JAX_TASK = r"[EWIF]\d{4} \d\d:\d\d:\d\d[\d.]{0,20} {1,4}[^\]\n]{1,160}\] \[task (\d{1,7})(?: on ([\w.-]{1,80}))?\]"
+_ON_TASK = re.compile(r"^\s*" + _JAX_TASK)
 _RANK = re.compile(
     r"^\s*(?:(?:\S{1,64}: {1,2})?\[rank(\d{1,7})\][: ]|(\d{1,7}): |\[default(\d{1,4})\]:|"
     r"\[?[Rr]ank ?[:=]?(\d{1,7})\]?[: ]|\[XTuner\]\[RANK (\d{1,7})\]|"
-    r"[^=\n]{0,60}\b(?:task|rank|process)=(\d{1,7}) (?=(?:node|host)=)|" + _ROLE + r":(\d{1,3})\]:)"
+    r"[^=\n]{0,60}\b(?:task|rank|process)=(\d{1,7}) (?=(?:node|host)=)|" + _ROLE + r":(\d{1,3})\]:|" + _JAX_TASK + ")"
 )
 _KEYED_HOST = re.compile(
     r"(?:[^=\n]{0,60}\b(?:task|rank|process)=\d{1,7} (?:node|host)=|\([^()\n]{1,60} pid=\d{1,9}, ip=)([\w.-]{1,80})[ )]"
@@ -307,6 +310,8 @@ def node_of(line: str) -> str | None:
     >>> node_of("[rank0]:n1:2914:2914 [0] NCCL WARN x"), node_of("12:30:00 [0] x"), node_of("[gpu187:2]:KeyError: 1")
     ('n1', None, 'gpu187')
     """
+    if task := _ON_TASK.match(line):
+        return task[2]
     match = ROLE_HOST.match(line) or _KEYED_HOST.match(line)
     match = match or (_NCCL_HOST.search(line, 0, 200) if "] " in line else None)
     return match[1] if match else None
@@ -315,7 +320,7 @@ def node_of(line: str) -> str | None:
 def rank_span(line: str) -> tuple[int, int] | None:
     """Returns (start, end) of the rank in a line's label, None without one."""
     match = _RANK.match(line)
-    return next((match.span(index) for index in range(1, 8) if match[index] is not None), None) if match else None
+    return next((match.span(index) for index in range(1, 9) if match[index] is not None), None) if match else None
 
 
 def time_of(line: str) -> float | None:
