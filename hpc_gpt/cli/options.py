@@ -224,7 +224,7 @@ TABLE = (
 
     Option("--dry-run", "submit",
            "Print the request and the prediction, ask sbatch --test-only, write nothing. Refuses what submit "
-           "refuses, unless only Slurm cannot be reached.", group=OUTPUT, before_script=True),
+           "itself refuses; sbatch may refuse more, such as a job above a limit.", group=OUTPUT, before_script=True),
     Option("--script", "submit", "With --dry-run: print the job script.", group=OUTPUT, before_script=True,
            rules=[_excludes("--json", "--script prints the script, and --json one object", "give one of the two"),
                   _needs("--dry-run", "--script prints the script of a --dry-run",

@@ -393,6 +393,11 @@ def config_dir() -> Path:
     return _user_folder("HPC_GPT_CONFIG", "XDG_CONFIG_HOME", ".config")
 
 
+def site_dir() -> Path:
+    """The folder of a site's profiles and config.toml for all its users: `$HPC_GPT_SITE`, else /etc/hpc-gpt."""
+    return Path(os.environ.get("HPC_GPT_SITE") or "/etc/hpc-gpt")
+
+
 def data_dir() -> Path:
     """The folder for token files: `$HPC_GPT_DATA`, else `hpc-gpt/data` under `$XDG_CACHE_HOME` or `~/.cache`."""
     return _user_folder("HPC_GPT_DATA", "XDG_CACHE_HOME", ".cache", "hpc-gpt/data")

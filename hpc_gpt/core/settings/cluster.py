@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
-from hpc_gpt.core.files import clusters_dir, config_dir
+from hpc_gpt.core.files import clusters_dir, config_dir, site_dir
 from hpc_gpt.core.secrets import hide_secrets, is_secret_variable
 from hpc_gpt.core.settings.devices import device_named
 from hpc_gpt.core.tables import close_matches, flat, merge_tables, read_toml
@@ -215,9 +215,10 @@ _EXAMPLE = "a100-80g-8"
 
 
 def list_profiles() -> dict[str, Path]:
-    """{name: file} of every profile, sorted. A user's profile replaces a shipped one of the same name."""
+    """{name: file} of every profile, sorted. A user's profile replaces the site's of the same name, and that replaces
+    a shipped one."""
     files: dict[str, Path] = {}
-    for folder in (clusters_dir(), config_dir() / "clusters"):
+    for folder in (clusters_dir(), site_dir() / "clusters", config_dir() / "clusters"):
         files.update({path.stem: path for path in sorted(folder.glob("*.toml"))})
     return dict(sorted(files.items()))
 
@@ -339,10 +340,16 @@ def _with_parent(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def user_default() -> str | None:
-    """The profile named by `cluster = "…"` in the user's `config.toml`; None without one."""
-    path = config_dir() / "config.toml"
-    if not path.is_file():
-        return None
+    """The profile named by `cluster = "…"` in the user's `config.toml`, else in the site's; None without one."""
+    for folder in (config_dir(), site_dir()):
+        path = folder / "config.toml"
+        if path.is_file() and (chosen := _default_in(path)) is not None:
+            return chosen
+    return None
+
+
+def _default_in(path: Path) -> str | None:
+    """The profile that a `config.toml` names; None if it names none."""
     settings = read_toml(path)
     hint = 'this file names your profile, cluster = "NAME"; the profile itself is clusters/NAME.toml beside it'
     known = ("cluster", "host", "hosts")
