@@ -175,7 +175,7 @@ def _attention(training: Training, rates: Rates, tokens: float, window: int | No
         # Backward has five products, forward two (Dao 2022, arXiv:2205.14135). In short sequences more of the work is
         # on the diagonal, which is half masked. With heads of 64 the matrix units wait for exponentials.
         length = shape.seq / (training.cp if training.cp_exchange != "heads" else 1)
-        is_masked = training.mask == "documents" or (training.mask != "none" and window is not None)
+        is_masked = training.mask in (("documents", "full") if window is None else ("documents", "window", "layers"))
         if is_masked:  # the kernel computes all scores
             flops *= shape.seq / keys
         share = 1 if is_masked else 1 - keys / (2 * shape.seq)

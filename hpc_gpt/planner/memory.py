@@ -226,8 +226,8 @@ class _Stages(Sequence[StageMemory]):
         # The mask of a micro-batch: one for all layers of a stage, kept as long as its activations; of documents
         # another one for layers with a window.
         of_documents = training.micro_batch * len({kind.window for kind in kinds})
-        mask = {"none": 0, "documents": half * of_documents, "window": half, "layers": 1}[training.mask]
-        self._mask = mask * shape.seq**2
+        mask = {"none": 0, "documents": half * of_documents, "full": half * training.micro_batch, "window": half}
+        self._mask = mask.get(training.mask, 1) * shape.seq**2  # of layers: booleans
         # Weights by rows and by columns, in addition to 16-bit weights, which 8-bit formats replace (Megatron-Bridge's
         # bf16_with_nvfp4_mixed has fp8_param_gather = False). Under FSDP they come and go with the gathered layer.
         both = training.matmul == "nvfp4" and self._facts.sharding(training) < 3

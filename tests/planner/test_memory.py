@@ -163,7 +163,11 @@ def test_only_what_cannot_take_documents_in_a_row_has_a_mask(device, dtype, atte
     assert mask(shape=wide, documents=True) == "documents"
     # A window has FlexAttention, which is auto's alone.
     flexes = attention == "auto" and device in ("a100-80g", "h100-80g")
-    assert mask(shape=replace(shape, window=16), documents=False) == ("window" if has and not flexes else "none")
+    in_all, in_some = (replace(shape, window=16, window_layers=layers) for layers in (None, "SL"))
+    assert mask(shape=in_all, documents=False) == ("window" if has and not flexes else "none")
+    assert mask(shape=in_all, documents=True) == ("documents" if has and not flexes else "none")
+    with_flex = "full" if flexes else "documents"
+    assert mask(shape=in_some, documents=True) == (with_flex if has else "none")
 
 
 def test_a_window_in_transformers_class_costs_what_its_mask_does() -> None:

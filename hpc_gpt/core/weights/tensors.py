@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpc_gpt.core.errors import ConfigError, check_package
+from hpc_gpt.core.errors import ConfigError, check_package, read_hint
 from hpc_gpt.core.files import aside, sync
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.weights.config import GENERATION, InitConfig, config_of
@@ -91,11 +91,14 @@ class SliceReader:
 
             try:
                 self._files[file] = safe_open(file, framework="pt")
-            except (OSError, SafetensorError) as fault:
-                raise ConfigError(f"{file} cannot be read: {fault}", "download the folder again") from None
+            except SafetensorError as fault:
+                raise ConfigError(f"{file} cannot be read: {fault}", _AGAIN) from None
+            except OSError as fault:
+                raise ConfigError(f"{file} cannot be read: {fault}", read_hint(fault, _AGAIN)) from None
         return self._files[file].get_slice(self._folder.stored[name])
 
 
+_AGAIN = "download the folder again"
 PIECE_BYTES = 5 * 10**9  # as in transformers
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _INDEX = "model.safetensors.index.json"

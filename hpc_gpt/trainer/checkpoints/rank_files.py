@@ -125,9 +125,7 @@ def map_file(path: Path) -> Tensor:
     """The bytes of a file, mapped; nothing is written back, and the file does not stay open. Raises CheckpointError if
     it cannot be mapped."""
     try:
-        with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-        if size == 0:
+        if (size := path.stat().st_size) == 0:
             raise CheckpointError(f"{path} is empty", IT_IS_DAMAGED)
         return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
     except OSError as fault:

@@ -91,7 +91,8 @@ def explain_exception(error: BaseException) -> BaseException:
         hint = f"update {driver} driver on this node, or use a torch that was built for its version of {library}"
         return ConfigError(message, hint)
     if f"{type(error).__module__}.".startswith(_COMPILERS):
-        hint = 'use engine.compile = "none"; TORCHDYNAMO_VERBOSE=1 prints more'
+        hint = 'use engine.compile = "none", for a window also engine.attention = "efficient"; '
+        hint += "TORCHDYNAMO_VERBOSE=1 prints more"
         return ConfigError(f"torch.compile failed: {message}", hint)
     return error
 

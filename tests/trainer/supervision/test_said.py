@@ -9,7 +9,9 @@ LOST = ("connection closed", "socket was likely reset", "reset by remote peer", 
         "remote process exit", "recvvalue failed", "failed to recv", "socket timeout")  # fmt: skip
 MET_NOBODY = ("trying to connect: broken pipe", "failed to connect: socket timeout", "failed to listen: broken pipe")
 DRIVER = "update NVIDIA's driver on this node, or use a torch that was built for its version of CUDA"
-COMPILER = 'use engine.compile = "none"; TORCHDYNAMO_VERBOSE=1 prints more'
+COMPILER = (
+    'use engine.compile = "none", for a window also engine.attention = "efficient"; TORCHDYNAMO_VERBOSE=1 prints more'
+)
 FAILURES = {
     "Error: address already in use": "port_taken",
     "DistNetworkError: failed to listen: eaddrinuse": "port_taken",

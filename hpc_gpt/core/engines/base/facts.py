@@ -264,9 +264,13 @@ class EngineFacts(States):
         is_newer = not (device or "cpu").startswith(("v100", "cpu"))
         takes_rows = is_newer and dtype != "fp32" and shape.head_width <= 256 and engine.attention in ("auto", "flash")
         flexes = is_newer and engine.attention == "auto" and shape.head_width >= 16
-        if takes_rows or not (documents or (shape.windowed and not flexes)):
+        if takes_rows:
             return "none"
-        return "documents" if documents else "window"
+        if shape.windowed and not flexes:
+            return "documents" if documents else "window"
+        if not shape.windowed:
+            return "documents" if documents else "none"
+        return "full" if documents and shape.windowed < shape.layers else "none"
 
     def splits_edges(self, layers: int, pp: int) -> bool:
         """Whether embedding and head each take a layer's place in the split over stages."""

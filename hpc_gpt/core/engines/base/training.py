@@ -17,9 +17,10 @@ from hpc_gpt.core.settings.shape_split import check_split, expert_params, hidden
 Offload = Literal["none", "optimizer", "full"]
 OptimizerMode = Literal["fused", "foreach", "for-loop"]
 # A tensor of seq x seq that attention gets, because its kernel cannot leave keys out by itself. documents: numbers
-# added to the scores of each sample, in all layers; window: the same for all samples, in layers with a window; both
-# stay for all layers. layers: booleans in layers with a window, in each of which the kernel keeps a copy in numbers.
-AttentionMask = Literal["none", "documents", "window", "layers"]
+# added to the scores of each sample, in all layers; full: only in layers without a window; window: the same for all
+# samples, in layers with a window; these stay for all layers. layers: booleans in layers with a window, in each of
+# which the kernel keeps a copy in numbers. (FlexAttention's tables, 16 bytes for 128 x 128 scores, are not counted.)
+AttentionMask = Literal["none", "documents", "full", "window", "layers"]
 # Bytes of a logit at the peak of the loss: operators in 16 bits, compiled passes in fp32, one kernel.
 LOGIT_BYTES = {"half": 8.0, "jit": 10.0, "kernel": 4.0}
 _SIZES = (*AXES, "ep", "etp", "vp", "micro_batch", "micro_batches", "loss_chunks", "muon_steps")
