@@ -38,6 +38,7 @@ from hpc_gpt.trainer.program.job_script import (
     LEFT_OUT,
     JobScript,
     check_options,
+    find_resume,
     last_values,
     read_job_script,
     scan,
@@ -132,7 +133,7 @@ def _prepare_script(
         resolved,
         text,
         file.text if file is not None else experiment_text(resolved, f"From {call.path.name}, which runs as it is."),
-        (*(f"note: {finding}" for finding in findings), *counted_by, *_notes(resolved, added, bool(array))),
+        (*(f"note: {finding}" for finding in findings), *counted_by, *_notes(resolved, script, added, bool(array))),
         Prediction("a script of your own"),
         file=file.path if file is not None else None,
         job_script=SbatchRequest(tuple(on_line), tuple(array), _provenance(script)),
@@ -323,7 +324,7 @@ def _findings(
     return tuple(findings)
 
 
-def _notes(resolved: Resolved, added: Sequence[str], is_array: bool) -> tuple[str, ...]:
+def _notes(resolved: Resolved, script: JobScript, added: Sequence[str], is_array: bool) -> tuple[str, ...]:
     """The notes on the options that the profile adds to the script, and on the signs of progress for the job chain."""
     notes = [f"note: profile {resolved.cluster.name} adds {shlex.join(hide_words(added))}"] if added else []
     if is_not_requeued(resolved):
@@ -342,10 +343,12 @@ def _notes(resolved: Resolved, added: Sequence[str], is_array: bool) -> tuple[st
                 "pattern is the element's index"
             )
     elif not requeue_of(resolved.cluster).why_not(resolved.cluster):
-        notes.append(
-            "note: each start begins where the script itself resumes; progress is seen by the steps that it prints, "
-            "or by --checkpoints 'out/step-*'"
-        )
+        seen = "progress is seen by the printed steps, or by --checkpoints 'out/step-*'"
+        if (resume := find_resume(script)) is not None:
+            notes.append(f"note: line {resume[0]} resumes by {resume[1]}, if that loads the newest checkpoint; {seen}")
+        else:
+            none = "no line of it resumes: if the program does not load by itself, each start begins at step 0"
+            notes.append(f"note: {none}; {seen}")
     return tuple(notes)
 
 

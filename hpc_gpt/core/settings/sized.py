@@ -218,7 +218,7 @@ def run_rows(run: Sized, where: str) -> Iterator[tuple[str, str]]:
     elif run.script is not None:
         yield "script", shlex.join([str(command.script), *command.args])
         yield "runs in", command.workdir
-        yield "checkpoints", command.checkpoints or "the script's own: a start begins where the script itself resumes"
+        yield "checkpoints", command.checkpoints or "the script's own, without --checkpoints"
     else:
         yield "command", f"once a {command.per}, in {command.workdir}: {cut(' '.join(_line(command).split()), 100)}"
         yield "stops by", command.stop_signal if command.stop_signal == "none" else f"SIG{command.stop_signal}"

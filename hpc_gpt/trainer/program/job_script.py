@@ -82,6 +82,11 @@ _WORDS = (
         "requeues its own job and holds it: the run's next attempt starts after scontrol release",
     ),
 )
+# Words by which a script tells its program to load a checkpoint.
+_RESUMES = re.compile(
+    r"(?i)--(?:auto[-_])?(?:resume|load|restore|continue)(?![A-Za-z])(?![-_](?:dataset|data|in)\b)[\w-]*|\bresume_from\w*|\bckpt_path\b"
+    r"|\bload_checkpoint\b|\bHPC_GPT_(?:RESUME_FROM|CHECKPOINTS)\b|\bresume\s*="
+)
 _SHARES_A_CORE = (
     "one task starts all ranks of the node, and srun may give it a single core (from Slurm 22.05 on it does not take "
     "over #SBATCH --cpus-per-task): srun --cpus-per-task=N with all cores of the node, or --cpu-bind=none"
@@ -292,6 +297,15 @@ def scan(script: JobScript) -> list[Caution]:
         means = f"its output goes to {where}, not to the run's log; why and status read it there if they find it"
         notes.append(Caution(redirection.line, f"{hide_secrets(lines[redirection.line - 1].strip()):.60}", means))
     return sorted(notes, key=lambda caution: caution.line)
+
+
+def find_resume(script: JobScript) -> tuple[int, str] | None:
+    """Returns (line, its words) of the first line in which the script tells its program to load a checkpoint; None
+    without one: then only the program itself may do it."""
+    for number, line in enumerate(script.data.decode(errors="replace").split("\n"), 1):
+        if not line.lstrip().startswith("#") and (words := _RESUMES.search(line.partition(" #")[0])):
+            return number, words[0]
+    return None
 
 
 def submits_itself(script: JobScript) -> Caution | None:

@@ -40,7 +40,7 @@ SHORT = {"checkpoints": "as the program decides itself", "stops by": "SIGTERM"}
             {
                 "script": "/s/job 'a b'",
                 "runs in": "/w",
-                "checkpoints": "the script's own: a start begins where the script itself resumes",
+                "checkpoints": "the script's own, without --checkpoints",
             },
             ["/s/job 'a b'"],
             "end by SIGTERM",

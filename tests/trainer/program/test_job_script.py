@@ -25,6 +25,7 @@ from hpc_gpt.launcher.decide import prepare
 from hpc_gpt.launcher.notes import notes_said, without_said
 from hpc_gpt.launcher.request import Request, ScriptRequest
 from hpc_gpt.launcher.submission import write_run
+from hpc_gpt.trainer.program.job_script import find_resume, read_job_script
 from hpc_gpt.trainer.program.script_watch import to_signal
 from tests.around import around, events_of, named
 from tests.cli.command import error_of, in_process
@@ -203,9 +204,8 @@ def test_a_dry_run_alone_says_what_was_said_before(tmp_path: Path) -> None:
     asked = ScriptRequest(script(tmp_path), (), ())
     first = prepare(Request("train.slurm", None, None, {}, script=asked))
     (note,) = first.notes
-    said = "note: each start begins where the script itself resumes; progress is seen by the steps that it prints"
-    assert note.startswith(f"{said}, or by --checkpoints 'out/step-*'")
-    assert len(note) < 140
+    begins = "no line of it resumes: if the program does not load by itself, each start begins at step 0"
+    assert note == f"note: {begins}; progress is seen by the printed steps, or by --checkpoints 'out/step-*'"
     logs, lines = tmp_path / "logs", [*first.notes, *first.predictions, "warning: no room", "note: new"]
     assert without_said(lines, notes_said(first.resolved, logs)) == lines, "before the first submission"
     written = [write_run(first, logs, {})]
@@ -238,3 +238,21 @@ def test_the_step_time_is_the_programs_and_not_the_looks(tmp_path: Path) -> None
     took = [after - before for before, after in itertools.pairwise(times)]
     # A look is each 0.2 s: a step's time by looks alone would be that, or twice it.
     assert 0.27 < record["step_s"] < 1.1 * max(took)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('srun python train.py ${newest:+--resume "$newest"}', "--resume"),
+        ("torchrun pretrain_gpt.py --load $CKPT --save $CKPT", "--load"),
+        ("python train.py --resume_from_checkpoint=True", "--resume_from_checkpoint"),
+        ("python train.py trainer.ckpt_path=last", "ckpt_path"),
+        ("python train.py $HPC_GPT_RESUME_FROM", "HPC_GPT_RESUME_FROM"),
+        ("# python train.py --resume", None),
+        ("python train.py --load-dataset wiki", None),
+        ("python train.py", None),
+    ],
+)
+def test_the_words_of_a_resume_are_named_with_their_line(tmp_path: Path, line: str, words: str | None) -> None:
+    (path := tmp_path / "own.slurm").write_text(f"#!/bin/bash\n#SBATCH -t 7\n{line}\n")
+    assert find_resume(read_job_script(path)) == (None if words is None else (3, words))
