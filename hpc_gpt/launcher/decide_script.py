@@ -14,6 +14,7 @@ from typing import Any
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
 from hpc_gpt.core.runs.provenance import git_state
+from hpc_gpt.core.runs.script_variables import hash_variables
 from hpc_gpt.core.secrets import hide_secrets, hide_words
 from hpc_gpt.core.settings.cluster import ClusterProfile, user_default
 from hpc_gpt.core.settings.decide import resolve
@@ -369,6 +370,7 @@ def _provenance(script: JobScript) -> dict[str, Any]:
     sha, changed = git_state(folder, ".")
     table: dict[str, Any] = {"path": str(script.path.absolute()), "body": script.body_hash, "folder": str(folder)}
     table |= {"git_sha": sha, "git_dirty": changed}
+    table["variables"] = hash_variables(script.data.decode(errors="replace"), os.environ)
     if changed:
         table["changes"] = _changes(folder)
     return {"script": table}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -36,6 +37,7 @@ from hpc_gpt.core.runs.lock import RunLocked, check_free, holder, remove_gone
 from hpc_gpt.core.runs.provenance import check_weights_of, drawn_note, has_gpus
 from hpc_gpt.core.runs.race import measured, read_visits
 from hpc_gpt.core.runs.run_folder import PREDICTED, RunFolder, check_own
+from hpc_gpt.core.runs.script_variables import describe_changes
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile
 from hpc_gpt.core.settings.resolved import Resolved
@@ -137,6 +139,8 @@ def _script_resumption(run: RunFolder, request: Request, from_start: bool, dry: 
     options = [f"--{key.removeprefix('job.')}={value}" for key, value in request.given.items() if value is not None]
     resolved, point = check_resumption(run, dry, request.force)
     notes = [f"note: {note}" for note in (point.notes if point else ())]
+    if changes := describe_changes(script.get("variables") or {}, os.environ):
+        notes.append(f"note: {changes}")
     note = f"starts the script of {run.run_id} again{f', with {join(options)}' if options else ''}"
     return SameRun(run, resolved, (*notes, note), folder=script.get("folder") or ".", options=tuple(options))
 

@@ -121,3 +121,13 @@ def test_a_script_that_never_loads_is_ended_and_named(tmp_path: Path) -> None:
     assert any(
         sentence in flag and 'srun python3 train.py ${newest:+--resume "$newest"}' in flag for flag in record["flags"]
     )
+
+
+def test_a_resumption_names_the_variables_that_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fit.sh").write_text(script('echo "step 1/$MAX_STEPS loss 3.0"', "sleep 0.2", "exit 3"))
+    monkeypatch.setenv("MAX_STEPS", "400")
+    in_process("submit", "--cluster", "local", "--wait", "fit.sh", cwd=tmp_path, code=3)
+    resume = ("submit", "--resume", newest().run_id, "--dry-run")
+    assert "MAX_STEPS" not in in_process(*resume, code=0).stderr
+    monkeypatch.delenv("MAX_STEPS")
+    assert "note: the script reads MAX_STEPS, which is unset now" in in_process(*resume, code=0).stderr
