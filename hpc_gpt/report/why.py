@@ -17,7 +17,7 @@ from hpc_gpt.core.ends.exit_status import ExitStatus, read_exit_status
 from hpc_gpt.core.ends.failures import LIVE, UNSPECIFIC, advice, meaning
 from hpc_gpt.core.ends.program_end import AT_ONCE
 from hpc_gpt.core.ends.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, retry_note
-from hpc_gpt.core.ends.state import Facts, class_of
+from hpc_gpt.core.ends.state import DAMAGED_CHECKPOINT, Facts, class_of
 from hpc_gpt.core.files import open_regular
 from hpc_gpt.core.format import class_and_cause, without_figures
 from hpc_gpt.core.runs.checkpoints import command_of
@@ -415,6 +415,7 @@ def _explained(number: int, ended: str | None, cause_text: str | None, cause: Ca
     recorded = ended or "unknown"
     if (
         recorded in UNSPECIFIC
+        and not (cause_text or "").startswith(DAMAGED_CHECKPOINT)
         and has_cause
         and (cause_text is None or cause.ended not in UNSPECIFIC or not _only_echoes(cause))
     ):

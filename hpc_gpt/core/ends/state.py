@@ -257,6 +257,8 @@ BY_ITSELF = "ends by itself at "
 NAN_SINCE = "nan since step "
 # The cause of a failure begins so if the program, or script, exited with 0.
 EXIT_0_BUT = "exit code 0, but "
+# Begins the cause of an attempt that could not read the checkpoint that it was given; the next one gets another.
+DAMAGED_CHECKPOINT = "damaged checkpoint "
 # Parts of the cause after a SIGTERM that was meant for the attempt before, and after a script's own --signal: both are
 # inferred from times.
 LATE = "which it was meant for"

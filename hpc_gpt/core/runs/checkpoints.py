@@ -323,10 +323,21 @@ def _newest_whole(
     order: Sequence[int] = range(len(numbered))
     if by_time:
         order = sorted((index for index in order if numbered[index][0] >= 0), key=lambda index: numbered[index][1])
+    damaged = {attempt.verdict().get("damaged_checkpoint") for attempt in run.attempts()} if numbered else set()
     for index in reversed(order):
-        if _fault_of(numbered, index, run, command) is None:
+        if str(numbered[index][2]) not in damaged and _fault_of(numbered, index, run, command) is None:
             return numbered[index]
     return None
+
+
+def unwhole_checkpoints(run: RunFolder, command: Command) -> list[tuple[Path, str]]:
+    """Returns (path, the reason why it is not whole) of the checkpoints after the newest whole one."""
+    numbered, found = _numbered(run, command, of_any=True), list[tuple[Path, str]]()
+    for index in range(len(numbered) - 1, -1, -1):
+        if (fault := _fault_of(numbered, index, run, command)) is None:
+            break
+        found.append((numbered[index][2], fault))
+    return found
 
 
 def _fault_of(numbered: Sequence[_Numbered], index: int, run: RunFolder, command: Command) -> str | None:

@@ -37,6 +37,7 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
     "next": {
         "ended": str, "attempt_ended": str, "cause": str, "why": str, "time": float, "node": NODE, "exclude": [NODE],
         "saved_step": int, "pause_s": float, "begin": float, "retries": int, "elapsed_s": float,
+        "damaged_checkpoint": str,
     },
     "seen": {"step": int, "count": int},
     "job": {"job_id": _JOB_ID, "time": float, "pid_start": str},

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hpc_gpt.core.ends import bad_nodes
@@ -35,6 +36,7 @@ from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.environment import ALLOCATION
 from hpc_gpt.core.slurm.requeue import cannot_continue
+from hpc_gpt.launcher.attempts.checkpoint_failures import damaged_checkpoint, with_checkpoint_failure
 from hpc_gpt.launcher.attempts.restart import why_not
 from hpc_gpt.reader.runs.attempt_cause import read_cause
 
@@ -137,6 +139,10 @@ def conclude(
     began_again = describe_begin_again(run, attempt) if runs_program(resolved) and end.ended != "done" else None
     if began_again is not None:
         end = replace(end, cause=f"{end.cause}; {began_again}" if end.cause else began_again)
+    damaged = None
+    if runs_program(resolved):
+        end = with_checkpoint_failure(run, attempt, end)
+        damaged = damaged_checkpoint(run, attempt, end)
     cluster = resolved.cluster
     if end.node is not None:
         why = f"{end.ended}: {end.cause}" if end.cause else end.ended
@@ -144,7 +150,9 @@ def conclude(
     # If a rank wrote ended.json first, its class may differ from this one, which counts.
     history = read_history(run, gpus_of(resolved), now, over, elapsed_s)
     past = [
-        replace(row, ended=end.ended, cause=end.cause, node=end.node) if row.number == attempt.number else row
+        replace(row, ended=end.ended, cause=end.cause, node=end.node, quick=row.quick and damaged is None)
+        if row.number == attempt.number
+        else row
         for row in history
         if row.number <= attempt.number
     ]
@@ -164,7 +172,7 @@ def conclude(
             here = f"; no restart in the job: {not_in_job}" if restarts_in_job(resolved) and verdict.retries else ""
             verdict = judge(past, replace(rules, cannot_continue=f"{why}{here}"), wish)
     with disk_that_may_be_full():
-        write_verdict(attempt, verdict, past, exclude, now, end, job.put_back, elapsed_s, not_in_job)
+        write_verdict(attempt, verdict, past, exclude, now, end, job.put_back, elapsed_s, not_in_job, damaged)
     pack_heartbeats(run)
     return verdict, exclude
 
@@ -250,10 +258,11 @@ def write_verdict(
     put_back: bool = False,
     elapsed_s: float | None = None,
     not_in_job: str | None = None,
+    damaged: Path | None = None,
 ) -> None:
     """Writes next.json unless it exists. RunFolderError if the disk refuses. `put_back` is as in ShownJob;
     `elapsed_s`: how long the attempt had its job, None if that is not known; `not_in_job`: why the next attempt does
-    not start in the same job, empty if it does."""
+    not start in the same job, empty if it does; `damaged`: the checkpoint that the next start is not given."""
     text = {
         **asdict(verdict),
         "cause": end.cause,
@@ -266,6 +275,7 @@ def write_verdict(
         "in_job": verdict.go_on and not_in_job == "",
         "not_in_job": not_in_job or None,
         "time": now,
+        **({"damaged_checkpoint": str(damaged)} if damaged is not None else {}),
         **({} if elapsed_s is None else {"elapsed_s": round(elapsed_s, 3)}),
     }
     write_once(attempt.folder / "next.json", json.dumps(text) + "\n")

@@ -31,6 +31,7 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.environment import own_job
 from hpc_gpt.core.slurm.sbatch_words import LimitSignal, signal_of
+from hpc_gpt.launcher.attempts.checkpoint_failures import with_checkpoint_failure
 from hpc_gpt.launcher.attempts.decisions import classify, with_free_space
 from hpc_gpt.reader.runs.attempt_cause import read_cause
 
@@ -96,6 +97,7 @@ def main(arguments: Sequence[str]) -> int:
     end = attempt.ended()
     if not end and code:
         failed = with_free_space(run, classify(attempt, "error", f"exit code {code}"))
+        failed = with_checkpoint_failure(run, attempt, failed)
         attempt.write_ended(failed.ended, failed.cause, int(attempt.last_metrics().get("step") or 0))
     return 0
 

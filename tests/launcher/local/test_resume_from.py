@@ -131,3 +131,55 @@ def test_a_resumption_names_the_variables_that_differ(tmp_path: Path, monkeypatc
     assert "MAX_STEPS" not in in_process(*resume, code=0).stderr
     monkeypatch.delenv("MAX_STEPS")
     assert "note: the script reads MAX_STEPS, which is unset now" in in_process(*resume, code=0).stderr
+
+
+# Its checkpoint of step 20 has all files, and cannot be read.
+DAMAGED = """\
+import os, sys
+given = os.environ["HPC_GPT_RESUME_FROM"]
+first = int(given.rpartition("-")[2]) if given else 0
+if given and "damaged" in open(given + "/model.bin").read():
+    raise RuntimeError("PytorchStreamReader failed reading zip archive: invalid header or archive is corrupted")
+for step in range(first + 1, 31):
+    print(f"step {step}/30 loss {5 - step / 10:.2f}", flush=True)
+    if step % 10 == 0:
+        os.makedirs(f"out/step-{step}", exist_ok=True)
+        open(f"out/step-{step}/model.bin", "w").write("damaged" if step == 20 and not first else "weights")
+    if step == 22 and not first:
+        os.kill(os.getpid(), 9)
+"""
+# It takes the highest number itself.
+OWN_CHOICE = """\
+import os
+newest = max(os.listdir("out"), key=lambda name: int(name[11:]))
+print("step", open(f"out/{newest}/trainer_state.json").read())
+"""
+RETRIES = ("--set", "job.restart_in_job=true", "--set", "job.retry_pause_s=0")
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_given(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(DAMAGED)
+    (tmp_path / "fit.sh").write_text(script(GIVEN, "python3 train.py"))
+    submit = ("submit", "--cluster", "local", "--wait", "--checkpoints", "out/step-*", *RETRIES, "fit.sh")
+    in_process(*submit, cwd=tmp_path, code=0)
+    run = newest()
+    assert given(run) == [" ", "out/step-20 20", "out/step-10 10"]
+    why = " ".join(in_process("why", str(run.path)).stdout.split())
+    assert f"error: damaged checkpoint {tmp_path}/out/step-20: RuntimeError: PytorchStreamReader failed" in why
+
+
+def test_a_half_written_checkpoint_that_the_script_takes_is_its_fault(tmp_path: Path) -> None:
+    for step, files in ((20, ("optimizer.pt", "trainer_state.json")), (29, ("optimizer.pt",))):
+        (folder := tmp_path / f"out/checkpoint-{step}").mkdir(parents=True)
+        for name in files:
+            (folder / name).write_text("0")
+    (tmp_path / "train.py").write_text(OWN_CHOICE)
+    (tmp_path / "fit.sh").write_text(script(GIVEN, "python3 train.py"))
+    submit = ("submit", "--cluster", "local", "--wait", "--checkpoints", "out/checkpoint-*", *RETRIES, "fit.sh")
+    in_process(*submit, cwd=tmp_path, code=3)
+    run = newest()
+    assert given(run) == ["out/checkpoint-20 20"]
+    why = " ".join(in_process("why", str(run.path)).stdout.split())
+    taken = "the script took out/checkpoint-29, which is not whole (it has no trainer_state.json)"
+    assert f"{taken}; the newest whole one is out/checkpoint-20" in why
+    assert f"hpc-gpt submit --resume {run.run_id}" in why
