@@ -286,6 +286,8 @@ class Rates:
             or max(peaks.values(), default=1.0)
         )
         generation = generation_of(machine)
+        if dtype == "fp32" and training.tf32 and "bf16" in peaks:
+            peak = max(peak, peaks["bf16"] / 2)  # TF32's rate in NVIDIA's data sheets, from Ampere on
         scale = 1e12 * _limit(machine) * constants.gemm / DEFAULT.gemm
         self.flops = (
             peak * scale * _achievable(machine, generation, "bf16", peak) * VALUES[f"products.{generation}.none"]

@@ -129,6 +129,7 @@ def training_of_record(record: Mapping[str, Any], device: str) -> Training:
         activations_on_host=bool(_setting(settings, "engine.activation_offload")),
         optimizer=_one_of(OPTIMIZER_NAMES, _setting(settings, "train.optimizer"), "adamw"),
         optimizer_mode=_one_of(get_args(OptimizerMode), _setting(settings, "train.optimizer_mode"), "fused"),
+        tf32=bool(_setting(settings, "train.tf32")),
         muon_steps=_setting(settings, "train.muon_steps") or 5,
         muon_dtype=_one_of(("bf16", "fp32"), _setting(settings, "train.muon_dtype"), "bf16"),
     )

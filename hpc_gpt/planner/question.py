@@ -362,7 +362,7 @@ def question_of(
     plain = {
         name: traits_of(engine, name, device := profile.device)
         | {"mask": engine_named(name).mask(engine, shape, train.dtype, device, experiment.data.mask_documents)}
-        | {"muon_steps": train.muon_steps, "muon_dtype": train.muon_dtype}
+        | {"muon_steps": train.muon_steps, "muon_dtype": train.muon_dtype, "tf32": train.tf32}
         for name in tried
     }
     traits = plain

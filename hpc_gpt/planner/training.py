@@ -37,6 +37,7 @@ def training_of(resolved: Sized) -> Training:
         micro_batches=batch.micro_batches,
         zero_stage=facts.stage_that_runs(engine.zero_stage or 0, dtype),
         dtype=dtype,
+        tf32=resolved.train.tf32,
         engine=engine.name,
         stage_layers=None if engine.partition == "layers" else tuple(partition_layers(model, pp, engine.partition)),
         optimizer=resolved.train.optimizer,

@@ -71,6 +71,7 @@ OTHER_SHAPES: dict[str, dict[str, Any]] = {
     "odd": {"hidden": 33, "heads": 3},
     # Newton-Schulz of a matrix takes so long that a rank has nothing else.
     "wide": {"hidden": 256, "layers": 1},
+    "wide llama": _LLAMA | {"hidden": 256, "head_dim": 64, "ffn": 320, "layers": 2},
 }
 
 

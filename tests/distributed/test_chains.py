@@ -236,13 +236,32 @@ MODELS: list[dict[str, Any]] = [
 ]
 
 
-def drawn(seed: int) -> list[Case]:
+OF_ALL = ("ddp", "fsdp", "deepspeed-zero", "deepspeed-3d", "hf-deepspeed")
+# Of Muon, with matrices of 256 rows and more, some of which are one rank's alone; and of mixtures.
+MODELS_OF_MUON: list[dict[str, Any]] = [
+    {"optimizer": "muon", "model": "wide"},
+    {"optimizer": "muon", "model": "wide llama", "tied": False},
+    {"optimizer": "muon", **MIXTURE},
+]
+MIXTURES_OF_HF: list[dict[str, Any]] = [MIXTURE, MIXTURE | {"model": "qwen3_moe"}, MIXTURE | {"model": "olmoe"}]
+
+
+def drawn_of_muon(seed: int) -> list[Case]:
+    return drawn(seed, MODELS_OF_MUON, ("ddp", "fsdp"))
+
+
+def drawn_mixtures(seed: int) -> list[Case]:
+    """Chains in which each second engine or so is hf-deepspeed."""
+    return drawn(seed, MIXTURES_OF_HF, (*OF_ALL, *3 * ("hf-deepspeed",)))
+
+
+def drawn(seed: int, models: list[dict[str, Any]] = MODELS, names: tuple[str, ...] = OF_ALL) -> list[Case]:
     """Seven cases of one model, each in another layout or of another engine than the one before."""
     numbers = random.Random(seed)
-    model, cases = numbers.choice(MODELS), list[Case]()
+    model, cases = numbers.choice(models), list[Case]()
     while len(cases) < 7:
         axes = {axis: numbers.choice((1, 1, 2)) for axis in ("tp", "pp", "cp", "dp", "ep")}
-        name = numbers.choice(("ddp", "fsdp", "deepspeed-zero", "deepspeed-3d", "hf-deepspeed"))
+        name = numbers.choice(names)
         stage = numbers.choice({"deepspeed-zero": (0, 1, 2, 3), "deepspeed-3d": (0, 1), "hf-deepspeed": (1, 2, 3)}
                                .get(name, (None,)))  # fmt: skip
         switches: dict[str, Any] = {}
@@ -261,7 +280,17 @@ def drawn(seed: int) -> list[Case]:
     return cases
 
 
-@each_task([], long=[task_of(chain, f"seed {seed}", *drawn(seed)) for seed in range(1, 41)])
+DRAWN = {"seed": (drawn, 40), "muon-seed": (drawn_of_muon, 10), "mixture-seed": (drawn_mixtures, 10)}
+
+
+@each_task(
+    [],
+    long=[
+        task_of(chain, f"{name} {seed}", *draw(seed))
+        for name, (draw, count) in DRAWN.items()
+        for seed in range(1, count + 1)
+    ],
+)
 def test_drawn_chains_of_six_resumes_lose_nothing(task: Task, found: Found) -> None:
     """The seed is in the test's name; `drawn` says which cases it is."""
     links = found(task)["links"]

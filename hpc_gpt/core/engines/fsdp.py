@@ -48,11 +48,12 @@ class Fsdp(EngineFacts):
         return DDP.rule(training) if is_whole(training) else "fsdp"
 
     def stated_traits(self, engine: Engine) -> dict[str, Any]:
-        return super().stated_traits(engine) | {"gather_blocks": engine.gather_blocks}
+        own = {"gather_blocks": engine.gather_blocks, "keeps_weights": not engine.reshard}
+        return super().stated_traits(engine) | own
 
     def sharding(self, training: Training) -> int:
         """ZeRO stage 3, as it shards everything, unless a lower stage is requested, or there are no ranks to share."""
-        return 0 if is_whole(training) else training.zero_stage or 3
+        return 0 if is_whole(training) else training.zero_stage or (2 if training.keeps_weights else 3)
 
     def optimizer_ranks(self, training: Training) -> int:
         return training.shards
@@ -63,8 +64,10 @@ class Fsdp(EngineFacts):
             return DDP.state_bytes(training)
         dp = training.shards
         # If not everything is sharded, weights stay gathered in 16 bits, in addition to their fp32 shards.
-        gathered = 2 if training.zero_stage in (1, 2) else 0
-        states = StateBytes(4 / dp + gathered, 4 / dp, training.moments / dp, 4 / dp, 4 / dp)
+        gathered = training.width if self.sharding(training) < 3 else 0
+        # Then gradients are whole, too, until the last micro-batch.
+        gradients = 4 if training.keeps_weights and training.micro_batches > 1 else 4 / dp
+        states = StateBytes(4 / dp + gathered, gradients, training.moments / dp, 4 / dp, 4 / dp)
         if training.offload == "full":
             return StateBytes(0, 0, 0, 0, 0, states.parameters + states.gradients + states.optimizer)
         return states

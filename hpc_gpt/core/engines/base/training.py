@@ -56,6 +56,7 @@ class Training:
     sequence_parallel: bool = False
     zero_stage: int = 0
     dtype: str = "bf16"
+    tf32: bool = False  # products of fp32 numbers run as TF32, where the device has it
     flash: bool = False  # the attention kernel keeps no matrix of scores
     engine: str = "megatron-lm"
     program_states: Any = None
@@ -89,6 +90,7 @@ class Training:
     states: HeldAs | None = None  # how a parameter is held, in bytes: 2 + 12, 4 + 8, or 2 + 4; None: as the engine does
     offloaded_layers: int = 0  # layers whose activations are copied to the host
     whole_gradients: bool = False  # ZeRO-2 and -3 reduce only after the last micro-batch
+    keeps_weights: bool = False  # FSDP's weights stay gathered from the forward pass of a step to its update
     gather_blocks: int | None = None  # layers whose shards are gathered together; None: by their size
     whole_logits: bool = False  # every tensor-parallel rank gathers all logits
     ep_outside_dp: bool = False  # ep is an axis of its own, whose ranks read the same samples
