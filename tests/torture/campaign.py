@@ -30,11 +30,12 @@ Failed = pytest.fail.Exception
 _LIVE = ("pending", "running")
 _TMPFS_MIB = 192
 _TRIES = 3
-# The loop of tests/command as a job script, which continues from its newest checkpoint. A fault makes `deaf` or
-# `requeue`. It works in the run folder, which may be on a small disk.
+# The loop of tests/command as a job script, which continues from its newest checkpoint. A fault makes `deaf`, `requeue`
+# or `evaluate`. It works in the run folder, which may be on a small disk.
 SCRIPT = """\
 #!/bin/bash
 #SBATCH --job-name=loop --nodes={nodes} --ntasks-per-node=1
+if [ -z "$SLURM_JOB_ID" ]; then sbatch "$0"; exit; fi
 program=$PWD/work/loop.sh
 export STEPS={steps} SAVE_EVERY={every} STEP_S=0.3
 mkdir -p "$HPC_GPT_RUN/work" && cd "$HPC_GPT_RUN/work" || exit
@@ -42,6 +43,11 @@ last=$(ls -dv out/ckpt-*/.done 2>/dev/null | tail -n 1)
 [ -n "$SLURM_RESTART_COUNT" ] || (until [ -e requeue ]; do sleep 0.1; done; scontrol requeue "$SLURM_JOB_ID") &
 [ ! -e "${{program%/*}}/deaf" ] || trap '' TERM USR1
 bash "$program" "${{last%/.done}}"
+code=$?
+[ -e evaluate ] || exit "$code"
+rm evaluate
+sbatch --partition="$SLURM_JOB_PARTITION" --output=evaluated.%j --wrap="ls -d $PWD/out/ckpt-*"
+exit 0
 """
 
 

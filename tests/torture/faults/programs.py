@@ -95,6 +95,11 @@ def end_a_script_at_its_limit(scene: Scene) -> None:
     scene.detail = "it ignores signals" if deaf else "it saves"
     scene.wait_moment()
     scene.remember()
+    _pass_limit(scene, deaf)
+
+
+def _pass_limit(scene: Scene, deaf: bool = False) -> None:
+    """Lets the time limit of a script's job come; the next start of the job has its time again."""
     pids = list(processes(scene.run, "loop.sh"))
     for pid in pids:  # a run of seconds must not be done by then
         send(pid, signal.SIGSTOP)
@@ -104,6 +109,16 @@ def end_a_script_at_its_limit(scene: Scene) -> None:
         send(pid, signal.SIGCONT)
     scene.wait_at_most(lambda: scene.run.attempt(1).ended() or len(scene.run.attempts()) > 1)
     scene.slurm("scontrol", "update", f"jobid={scene.job.id}", "TimeLimit=60", check=False)
+
+
+@kind(program="job script", earliest=SAVE_EVERY + 1)
+def queue_an_evaluation_at_the_limit(scene: Scene) -> None:
+    """The time limit comes, and the script saves in time, queues a job that evaluates, and exits with 0."""
+    scene.wait_moment()
+    scene.remember()
+    (scene.run.path / "work" / "evaluate").touch()
+    _pass_limit(scene)
+    scene.wait_at_most(lambda: len(scene.run.attempts()) > 1)
 
 
 @kind(program="job script", earliest=SAVE_EVERY + 1, small_disk=True, by_hand=("disk_full",))
