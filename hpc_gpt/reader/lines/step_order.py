@@ -21,6 +21,8 @@ class StepOrder:
     _last: float = math.inf
     _first: float = math.inf  # of the stretch since the last fall
     _lines: int = 0  # of this stretch
+    _length: int = 0  # the lines of the stretch before
+    _jumps: bool = False  # this stretch leaves out steps
     _highest: float = -math.inf
     _interval: float = math.inf  # the shortest distance between two lines
     _returned: bool = False  # this stretch goes on, by a jump, above the highest step before it
@@ -29,12 +31,16 @@ class StepOrder:
         """Takes the step of the next line."""
         if step < self._last:
             if self._last < math.inf:
-                is_short = self._lines <= _FEW_LINES and step > self._first
+                # Ranks that write a few lines at a time print stretches of one length, which leave out no step.
+                is_regular = self._lines == self._length and not self._jumps
+                is_short = self._lines <= _FEW_LINES and step > self._first and not is_regular
                 self._crossings += self._returned or is_short
                 self._falls += 1
+            self._length, self._jumps = self._lines, False
             self._first, self._lines, self._returned = step, 0, False
         elif step > self._last:
             self._interval = min(self._interval, step - self._last)
+            self._jumps |= step - self._last > self._interval
             passes = self._falls > 0 and self._last < self._highest < step
             self._returned |= passes and step - self._last > self._interval
         self._lines += step != self._last

@@ -40,6 +40,10 @@ def test_steps_of_several_trainings_at_once(steps: list[int]) -> None:
     "steps",
     [
         [1, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 4],  # ranks that print the same steps
+        *(
+            [step for begin in range(0, 24, few) for _ in range(2) for step in range(begin + 1, begin + few + 1)]
+            for few in (2, 3, 4)
+        ),  # two ranks that write a few lines at a time
         [1, 1, 2, 2, 3, 4, 3, 4, 5, 5, 6, 6, 7, 7],  # one rank prints late, once
         [1, 2, 3] * 10,  # epochs
         [*range(1, 101)] * 4,
