@@ -121,6 +121,7 @@ def prepare_row(
         data_beside=_data_beside(draft),
         faster=faster_notes(prediction, draft.run, draft.given_keys, draft.plan.best) if draft.wants_faster else (),
         copies=request.copies,
+        force=request.force,
     )
 
 

@@ -139,6 +139,7 @@ def _prepare_script(
         file=file.path if file is not None else None,
         job_script=SbatchRequest(tuple(on_line), tuple(array), _provenance(script)),
         copies=request.copies,
+        force=request.force,
     )
 
 

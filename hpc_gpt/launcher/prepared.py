@@ -75,7 +75,7 @@ class PreparedRun:
 
     A relative data.path is looked up in the folder `data_beside` first. `faster` has advice on settings that are
     predicted to be faster, if it was requested. `job_script` is set for a script that runs as it is. The runs of one
-    request share its `copies`.
+    request share its `copies`. `force`: it may use the checkpoints of a run that lives.
     """
 
     resolved: Resolved
@@ -90,6 +90,7 @@ class PreparedRun:
     job_script: SbatchRequest | None = None
     hold: CheckpointHold | None = None
     copies: Copies = field(default_factory=Copies, compare=False, repr=False)
+    force: bool = False
 
     @property
     def messages(self) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ from hpc_gpt.launcher.changes import change_notes
 from hpc_gpt.launcher.decide import make_run, predict_run
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.request import Request
-from hpc_gpt.launcher.submission import SubmittedRun, check_inputs, start_run
+from hpc_gpt.launcher.submission import SubmittedRun, check_inputs, check_shared_checkpoints, start_run
 from hpc_gpt.launcher.until import ForecastInputs, Until, forecast_chain, length_settings, wants_forecast
 from hpc_gpt.launcher.watch.status import NO_ANSWER, ask_own_status, await_lost, read_own_status
 from hpc_gpt.planner.prediction import Prediction
@@ -368,6 +368,8 @@ def check_resumption(run: RunFolder, dry: bool = False, force: bool = False) -> 
     check_own(run)  # its job would end at its start, and sbatch's answer could not be noted
     check_not_live(run, force, dry)
     resolved = run.resolved()
+    if not force:
+        check_shared_checkpoints(resolved, run.path.parents[1], run)
     if not run.job_script.is_file():
         raise ConfigError(f"{run.path} has no job.sh", "the run folder is damaged; submit the experiment again")
     check_unfinished(run)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable, UserError, check_package
+from hpc_gpt.core.errors import ConfigError, JobRefused, RunFolderError, SlurmUnreachable, UserError, check_package
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.process import MAX_ARGUMENT_BYTES
 from hpc_gpt.core.runs.code_archive import CODE_KEY
@@ -24,6 +25,7 @@ from hpc_gpt.core.runs.run_folder import (
     check_writable,
     create_run,
 )
+from hpc_gpt.core.runs.shared_checkpoints import runs_of_same_files, shared_pattern
 from hpc_gpt.core.runs.snapshot import check_path
 from hpc_gpt.core.secrets import is_secret
 from hpc_gpt.core.settings.program_text import check_file_text
@@ -92,6 +94,8 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
     for row in rows:
         check_values(row.resolved)
         check_sizes(row.resolved)
+        if not row.force:
+            check_shared_checkpoints(row.resolved, logs)
     cluster = rows[0].resolved.cluster
     if cluster.scheduler == "local":
         for resolved in [row.resolved for row in rows if row.resolved.job.dependency is not None]:
@@ -119,6 +123,21 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
     if faults:
         raise faults_of_rows(faults, len(rows))
     return provenance
+
+
+def check_shared_checkpoints(resolved: Resolved, logs: Path, run: RunFolder | None = None) -> None:
+    """Raises RunFolderError if the checkpoints of a program are the files of another run in `logs` than `run` that is
+    queued or running."""
+    if (pattern := shared_pattern(resolved.command)) is None:
+        return
+    from hpc_gpt.launcher.watch.status import read_status
+
+    others = [other for other in runs_of_same_files(pattern, logs) if run is None or other.path != run.path]
+    for status in read_status(others):
+        if status.state in LIVE:
+            message = f"run {status.run} is {status.state}, and its checkpoints are the same files: {pattern}"
+            hint = "wait for its end, or submit it in another folder; --force lets both write and resume from them"
+            raise RunFolderError(message, hint)
 
 
 def check_values(resolved: Resolved) -> None:

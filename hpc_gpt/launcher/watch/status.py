@@ -46,6 +46,7 @@ from hpc_gpt.core.runs.lock import lock_path
 from hpc_gpt.core.runs.race import measured, read_visits
 from hpc_gpt.core.runs.record import finite
 from hpc_gpt.core.runs.run_folder import RESUMED_FROM, Attempt, CachedRun, RunFolder, job_ids
+from hpc_gpt.core.runs.shared_checkpoints import foreign_start_note
 from hpc_gpt.core.runs.slow_ranks import slow_ranks
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.resolved import Resolved
@@ -352,7 +353,7 @@ def _state(run: RunFolder, resolved: Resolved, run_state: RunState, jobs: JobSta
     at_once = any(attempt.at_once.exists() for attempt in run.attempts()) and AT_ONCE not in str(cause)
     began_again = describe_begin_again(run, run.attempts()[-1]) if state == "running" and run.attempts() else None
     alone = "no job follows this one, which has --no-requeue" if state in LIVE and is_not_requeued(resolved) else None
-    of_start = (alone, unwhole_note(run), began_again, begun_note(run))
+    of_start = (alone, unwhole_note(run), began_again, begun_note(run), foreign_start_note(run))
     notes = (cause, *without, AT_ONCE if at_once else None, moved_note(run_state), *of_start)
     return state, "; ".join(filter(None, notes)) or None
 

@@ -31,6 +31,7 @@ from hpc_gpt.core.runs.checkpoints import begun_note, checkpoint_note
 from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_time, idle_s, read_heartbeats
 from hpc_gpt.core.runs.record import ON_CPU, RECORD_KEYS, Record
 from hpc_gpt.core.runs.run_folder import PREDICTED, RESUMED_FROM, Attempt, CachedRun, RunFolder, job_ids
+from hpc_gpt.core.runs.shared_checkpoints import foreign_start_note
 from hpc_gpt.core.runs.slow_ranks import SLOW_RANK, slow_ranks
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.secrets import hide_secrets, without_secrets
@@ -93,7 +94,7 @@ def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
     if jobs := after_table(run.path):
         over = over and all(job["state"] in _OVER for job in jobs)
         draft.set("after", jobs, f"{AFTER}/step-*/")
-    for note in filter(None, (checkpoint_note(run), begun_note(run))):
+    for note in filter(None, (checkpoint_note(run), begun_note(run), foreign_start_note(run))):
         draft.flag(note, OF_CHECKPOINTS)
     sentences = (describe_begin_again(run, read.attempt) for read in attempts) if not has_each_loss else ()
     for sentence in filter(None, sentences):
