@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from hpc_gpt.core.files import read_json_lines
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, job_ids
 from tests.cli.command import Done, in_process
 from tests.processes import children_of, command_of, name_of, send, started_with, state_of
+from tests.programs import put
 from tests.slurm.cluster import Cluster
 from tests.waiting import LIMIT_S, patient, wait_for
 
@@ -73,6 +75,28 @@ layout = {{ gpus = 4, tp = 2, pp = 2, micro_batch = 2, micro_batches = 4 }}
 train = {{ steps = {steps}, dtype = "fp32", lr = 1e-3, warmup_steps = 4, log_every = 1, save_every = 10 }}
 """
 )
+
+
+# A squeue that is silent until a file is there, and an sbatch that answers then: Slurm has the job before.
+SILENT_SQUEUE = """#!/bin/bash
+[ -e {answers} ] && exec {squeue} "$@"
+echo "slurm_load_jobs error: Socket timed out on send/recv operation" >&2
+exit 1
+"""
+SLOW_SBATCH = """#!/bin/bash
+case " $* " in *" --test-only "* | *" --version "*) exec {sbatch} "$@" ;; esac
+said=$({sbatch} "$@")
+touch {accepted}
+until [ -e {answers} ]; do sleep 0.1; done
+echo "$said"
+"""
+
+
+def client_in(folder: Path, name: str, text: str) -> dict[str, str]:
+    """The environment in which a client of Slurm is this script, whose files are in the folder."""
+    files = {"answers": folder / "answers", "accepted": folder / "accepted", name: shutil.which(name)}
+    put(folder / "bin" / name, text.format(**files))
+    return {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}"}
 
 
 class Launcher:

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import tempfile
@@ -16,33 +15,28 @@ from hpc_gpt.core.runs.lock import holder, job_holder
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.launcher.resumption import check_not_live
 from hpc_gpt.launcher.watch.status import read_status
-from tests.programs import put
-from tests.slurm.launcher import ENDLESS, HELD, PYTHON, SINGLE, Job, Launcher, paused
+from tests.slurm.launcher import (
+    ENDLESS,
+    HELD,
+    PYTHON,
+    SILENT_SQUEUE,
+    SINGLE,
+    SLOW_SBATCH,
+    Job,
+    Launcher,
+    client_in,
+    paused,
+)
 from tests.slurm.test_lost_replies import jobs_of
 from tests.waiting import wait_for
 
-SILENT = """#!/bin/bash
-[ -e {answers} ] && exec {squeue} "$@"
-echo "slurm_load_jobs error: Socket timed out on send/recv operation" >&2
-exit 1
-"""
-# It answers once the file is there; Slurm has the job before.
-SLOW = """#!/bin/bash
-case " $* " in *" --test-only "* | *" --version "*) exec {sbatch} "$@" ;; esac
-said=$({sbatch} "$@")
-touch {accepted}
-until [ -e {answers} ]; do sleep 0.1; done
-echo "$said"
-"""
 OTHER = 12002
 
 
 @pytest.fixture
 def silent(tmp_path: Path) -> tuple[dict[str, str], Path]:
     """(the environment in which squeue is silent, the file that lets it answer)."""
-    answers = tmp_path / "squeue-answers"
-    put(tmp_path / "silent" / "squeue", SILENT.format(answers=answers, squeue=shutil.which("squeue")))
-    return {"PATH": f"{tmp_path / 'silent'}:{os.environ['PATH']}"}, answers
+    return client_in(tmp_path, "squeue", SILENT_SQUEUE), tmp_path / "answers"
 
 
 @pytest.fixture
@@ -111,10 +105,8 @@ def test_a_submission_that_a_signal_ends_while_sbatch_answers_is_known(
 ) -> None:
     launcher = bare_launcher
     accepted, answers = tmp_path / "accepted", tmp_path / "answers"
-    text = SLOW.format(sbatch=shutil.which("sbatch"), accepted=accepted, answers=answers)
-    put(tmp_path / "slow" / "sbatch", text)
     before = set(launcher.logs.glob("tiny/*"))
-    environment = {**launcher.environment, "PATH": f"{tmp_path / 'slow'}:{os.environ['PATH']}"}
+    environment = {**launcher.environment, **client_in(tmp_path, "sbatch", SLOW_SBATCH)}
     with subprocess.Popen([*PYTHON, "submit", *SINGLE, *HELD], env=environment, cwd=launcher.folder,
                           process_group=0, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as submitting:  # fmt: skip
         wait_for("the job in the queue", accepted.exists)

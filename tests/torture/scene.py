@@ -156,15 +156,15 @@ class Scene:
         """`hpc-gpt ARGUMENTS`, whatever it answers."""
         return self.start_hpc_gpt(*arguments)()
 
-    def start_hpc_gpt(self, *arguments: str) -> Callable[[], subprocess.CompletedProcess[str]]:
-        """Starts `hpc-gpt ARGUMENTS` and gives what waits for its answer."""
-        return self.start(*PYTHON, *arguments)
+    def start_hpc_gpt(self, *arguments: str, **more: str) -> Callable[[], subprocess.CompletedProcess[str]]:
+        """Starts `hpc-gpt ARGUMENTS` and gives what waits for its answer. `more` are environment variables."""
+        return self.start(*PYTHON, *arguments, **more)
 
-    def start(self, *command: str) -> Callable[[], subprocess.CompletedProcess[str]]:
-        """Starts a command as the user would and gives what waits for its answer."""
+    def start(self, *command: str, **more: str) -> Callable[[], subprocess.CompletedProcess[str]]:
+        """Starts a command as the user would and gives what waits for its answer. `more` are environment variables."""
         process = subprocess.Popen(
             command,
-            env=self.launcher.environment,
+            env={**self.launcher.environment, **more},
             cwd=self.launcher.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

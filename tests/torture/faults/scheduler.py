@@ -1,13 +1,16 @@
 """What the scheduler and the user do to a job."""
 
+import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 from tests.processes import send
-from tests.slurm.launcher import any_has_pending
+from tests.slurm.launcher import PYTHON, SILENT_SQUEUE, SLOW_SBATCH, any_has_pending, client_in
 from tests.torture.faults.kind import kind
-from tests.torture.scene import Scene
+from tests.torture.scene import Missed, Scene
+from tests.waiting import wait_for
 
 
 @kind()
@@ -92,3 +95,47 @@ def two_requeues_at_once(scene: Scene) -> None:
     scene.said = [
         f"exit {done.returncode}: {(done.stdout + done.stderr).strip()}" for done in (each() for each in both)
     ]
+
+
+@kind(earliest=1)
+def squeue_silent_at_a_resumption(scene: Scene) -> None:
+    """The user resumes the run while it trains, or has just died, and squeue times out."""
+    scene.wait_moment()
+    dies = scene.chance.random() < 0.5
+    scene.detail = "as its ranks die" if dies else "while it trains"
+    scene.remember()
+    silent = client_in(scene.launcher.folder / "silent", "squeue", SILENT_SQUEUE)
+    if dies:
+        scene.signal_ranks(signal.SIGKILL)
+    done = scene.start_hpc_gpt("submit", "--resume", str(scene.run.path), **silent, HPC_GPT_SLURM_S="1")()
+    assert done.returncode == 4, f"resumed without an answer: exit {done.returncode}: {done.stdout}{done.stderr}"
+
+
+@kind(earliest=1)
+def sighup_at_sbatch(scene: Scene) -> None:
+    """The user has stopped the run and resumes it; the connection is lost, or the command killed, as sbatch answers."""
+    scene.wait_moment()
+    number = scene.chance.choice((signal.SIGHUP, signal.SIGTERM, signal.SIGKILL))
+    scene.detail = number.name
+    scene.remember()
+    scene.hpc_gpt("stop", str(scene.run.path))
+    wait_for("the run's end", lambda: scene.state()[0] not in ("running", "pending", "unknown"))
+    if (state := scene.state()[0]) != "stopped":
+        raise Missed(f"{state} before the stop")
+    folder = scene.launcher.folder / "slow"
+    environment = {**scene.launcher.environment, **client_in(folder, "sbatch", SLOW_SBATCH)}
+    with subprocess.Popen(
+        [*PYTHON, "submit", "--resume", str(scene.run.path)],
+        env=environment,
+        cwd=scene.launcher.folder,
+        process_group=0,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as submitting:
+        wait_for("the job in the queue", (folder / "accepted").exists)
+        os.killpg(submitting.pid, number)
+        if number == signal.SIGKILL:
+            submitting.wait()
+        (folder / "answers").touch()
+    again = scene.hpc_gpt("submit", "--resume", str(scene.run.path))
+    assert again.returncode == 1, f"a second job: exit {again.returncode}: {again.stdout}{again.stderr}"
