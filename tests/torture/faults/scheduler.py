@@ -117,8 +117,11 @@ def sighup_at_sbatch(scene: Scene) -> None:
     scene.wait_moment()
     number = scene.chance.choice((signal.SIGHUP, signal.SIGTERM, signal.SIGKILL))
     scene.detail = number.name
+    pids = scene.freeze()  # a run of seconds must not be done by then
     scene.remember()
     scene.hpc_gpt("stop", str(scene.run.path))
+    for pid in pids:
+        send(pid, signal.SIGCONT)
     wait_for("the run's end", lambda: scene.state()[0] not in ("running", "pending", "unknown"))
     if (state := scene.state()[0]) != "stopped":
         raise Missed(f"{state} before the stop")
