@@ -18,7 +18,7 @@ from hpc_gpt.core.ends.failures import LIVE, UNSPECIFIC, advice, meaning
 from hpc_gpt.core.ends.program_end import AT_ONCE
 from hpc_gpt.core.ends.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, retry_note
 from hpc_gpt.core.ends.state import DAMAGED_CHECKPOINT, Facts, class_of
-from hpc_gpt.core.files import open_regular
+from hpc_gpt.core.files import from_here, open_regular
 from hpc_gpt.core.format import class_and_cause, without_figures
 from hpc_gpt.core.runs.checkpoints import command_of
 from hpc_gpt.core.runs.find_runs import name_here
@@ -52,6 +52,10 @@ _NO_STEP_IN_TIME = "it came to no step in its time: ask for more, or prepare dat
 _OWN_RANK = re.compile(r"rank (\d{1,7})\b")
 # job.sh's line at the start of each attempt, in Slurm's own output of the job.
 _ATTEMPT_BEGINS = re.compile(r"^run folder .*, attempt (\d{1,9}), output in attempts/\d{1,9}/log$")
+# A line of the job script in bash's message on it, and a call in a traceback of Python.
+_LINE_OF_SCRIPT = re.compile(r"(?:^|/)slurm_script: line (\d+): ")
+_FRAME = re.compile(r'File "([^"<]+)", line (\d+)')
+_OF_PACKAGE = re.compile(r"/(?:site|dist)-packages/|/lib(?:64)?/python\d")
 # A line is read in pieces of so many letters: a log without one has no end of a line, either.
 _LONGEST = 1 << 16
 
@@ -157,7 +161,27 @@ class Why:
 
     @property
     def to_do(self) -> str:
-        """The advice to the user, in one line."""
+        """The advice to the user, in one line; with the place in the user's own code if that is to be corrected."""
+        advised, correct = self._advised, meaning("user_error").to_do
+        place = self._place_to_correct if advised.startswith(correct) else ""
+        return advised.replace(correct, f"{correct}, at {place}", 1) if place else advised
+
+    @property
+    def _place_to_correct(self) -> str:
+        """FILE:LINE of the job script, or of the last call in code that is not a package's, as the lines up to the
+        cause name it; else empty."""
+        failure = self.last.failure if self.last else None
+        until = failure.place.line if failure is not None else 0
+        for text in reversed([text for number, text in self.lines if number <= until]):
+            if of_script := _LINE_OF_SCRIPT.search(text):
+                script = self.run_folder.resolved().program.script if self.run_folder is not None else None
+                return f"{from_here(script)}:{of_script[1]}" if script else f"line {of_script[1]} of the job script"
+            if (frame := _FRAME.search(text)) and not _OF_PACKAGE.search(frame[1]):
+                return f"{from_here(frame[1])}:{frame[2]}"
+        return ""
+
+    @property
+    def _advised(self) -> str:
         if (
             self.run_folder is not None
             and self.ended == "user_error"

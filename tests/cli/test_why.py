@@ -446,3 +446,27 @@ def test_help_lists_every_class() -> None:
     assert [row["ended"] for row in listed["causes"]] == ENDED
     shown = in_process("help", "causes").stdout
     assert "\nnan: the loss or the gradients became NaN or infinite\n    retry: no; a job chain stops; resume " in shown
+
+
+@pytest.mark.parametrize(
+    ("log", "place"),
+    [
+        ("/var/spool/slurmd/job7/slurm_script: line 4: torchrunn: command not found\n", "line 4 of the job script"),
+        ('Traceback (most recent call last):\n  File "/home/me/train.py", line 12, in <module>\n    main()\n'
+         '  File "/home/me/shape.py", line 3, in main\n    model = load(NAME)\n'
+         '  File "/venv/lib/python3.11/site-packages/torch/x.py", line 9, in load\n    raise ValueError("hidden")\n'
+         "ValueError: hidden_size 100 is not divisible by 12 heads\n", "/home/me/shape.py:3"),
+    ],
+    ids=["bash", "python"],
+)  # fmt: skip
+def test_what_is_to_be_corrected_is_named_with_its_line(tmp_path: Path, log: str, place: str) -> None:
+    (tmp_path / "fit.out").write_text(log)
+    said = in_process("why", "fit.out", cwd=tmp_path).stdout
+    assert f"to do    correct what the message names, at {place}" in said, said
+
+
+def test_a_line_of_a_users_script_is_that_of_its_own_file(tmp_path: Path) -> None:
+    (tmp_path / "fit.slurm").write_text("#!/bin/bash\n#SBATCH -N 1\necho begin\ntorchrunn train.py\n")
+    in_process("submit", "--cluster", "local", "--wait", "fit.slurm", cwd=tmp_path, code=3)
+    said = in_process("why", cwd=tmp_path).stdout
+    assert "to do    correct what the message names, at fit.slurm:4" in said, said
