@@ -25,10 +25,11 @@ def _pair(key: str, group: str) -> str:
     return rf"(?=(?:[^\n]{{0,2000}}?[, ]{key}=(?P<{group}>{NUMBER}){end})?)"
 
 
-DIALECT = Dialect(
+_FLAGS = ("fairseq prints losses in base 2: here they are natural logarithms",)
+_FAIRSEQ = Dialect(
     name="fairseq",
     engine="fairseq",
-    flags=("fairseq prints losses in base 2: here they are natural logarithms",),
+    flags=_FLAGS,
     patterns=(
         Pattern(
             "step",
@@ -75,3 +76,19 @@ DIALECT = Dialect(
         ),
     ),
 )
+# The line of an epoch in versions of 2018 and 2019: means over the epoch, used if no other lines have steps.
+_EPOCHS = Dialect(
+    name="fairseq_epochs",
+    engine="fairseq",
+    flags=_FLAGS,
+    patterns=(
+        Pattern(
+            "step",
+            LINE_START + rf"\| epoch (?P<epoch>\d{{1,6}}) \| loss (?P<loss_bits>{NUMBER}) \| "
+            r"(?=[^\n]{0,400}?\| num_updates (?P<step>\d{1,12}) \|)"
+            + entries(r"\| NAME ", {"wps": "tokens_per_s", "lr": "lr", "gnorm": "grad_norm"}, r"(?= \|)"),
+            literal=" | num_updates ",
+        ),
+    ),
+)
+DIALECTS = (_FAIRSEQ, _EPOCHS)

@@ -26,8 +26,9 @@ from hpc_gpt.reader.programs.generic import DIFFUSION
 from hpc_gpt.reader.runs.draft import Draft
 from hpc_gpt.reader.runs.log_steps import LogSteps
 
-# Who states a value; the highest decides. GROWN: what the last steps consume, above every stated batch.
-GROWN, SAID, ASKED, LIBRARY, MEASURED = 4, 3, 2, 1, 0
+# Who states a value; the highest decides. GROWN: what the last steps consume, above every stated batch. USUAL: what
+# most steps consume, below it.
+USUAL, GROWN, SAID, ASKED, LIBRARY, MEASURED = 5, 4, 3, 2, 1, 0
 LIBRARIES = frozenset(("deepspeed_config",))
 _WORDS = {SAID: "the log says", ASKED: "the arguments ask for", LIBRARY: "DeepSpeed's configuration says"}
 # {field whose different values a flag reports: its name in the flag}.
@@ -241,8 +242,10 @@ def _compare(draft: Draft, name: str, best: Stated, usable: Sequence[Stated]) ->
             joint = "and" if other.who == first.who else f"but {_WORDS[other.who]}"
             what = f"{_WORDS[first.who]} {_COMPARED[name]} {first.value} ({first.where})"
             draft.flag(f"{what}, {joint} {other.value} ({other.where})")
-    if best.who == GROWN and first is not None:
-        draft.flag(f"the batch was {first.value} ({first.where}), but the last steps consume {best.value}")
+    if best.who in (GROWN, USUAL) and first is not None:
+        steps = "the last steps consume" if best.who == GROWN else "most steps consume"
+        stretch = f" ({best.where.removeprefix('inferred: ')})" if best.who == USUAL else ""
+        draft.flag(f"the batch was {first.value} ({first.where}), but {steps} {best.value}{stretch}")
 
 
 def add_measured(facts: Facts, steps: LogSteps) -> None:
@@ -265,9 +268,23 @@ def add_measured(facts: Facts, steps: LogSteps) -> None:
         if len(last) >= _LEAST_ALIKE and last[0] > stated and _is_one_size(last):
             source = f"inferred: consumed_samples / steps, over the last {len(last)} lines"
             facts.add("global_batch", int(last[0]), GROWN, source)
+        _add_usual_batch(facts, steps, stated)
     elif _is_one_size(samples):
         source = f"inferred: consumed_samples / steps, the same over {len(samples)} lines"
         facts.add("global_batch", int(samples[0]), MEASURED, source)
+
+
+def _add_usual_batch(facts: Facts, steps: LogSteps, stated: int) -> None:
+    """Adds the batch of most lines if it is below the stated one, such as the first one of an adaptive batch."""
+    samples = _consumed(steps, "consumed_samples", "step")
+    sizes, counts = np.unique(samples, return_counts=True)
+    if not len(sizes) or _end_of_ramp(_usable_of("global_batch", facts.of["global_batch"])) is not None:
+        return
+    usual, count = float(sizes[counts.argmax()]), int(counts.max())
+    if count > len(samples) / 2 and count >= _LEAST_ALIKE and 1 <= usual < stated and usual.is_integer():
+        places = 1 + np.flatnonzero(samples == usual)
+        stretch = f"{count:,} of {len(samples):,} lines, from {steps.place(int(places[0]))} to {steps.line[places[-1]]}"
+        facts.add("global_batch", int(usual), USUAL, f"inferred: consumed_samples / steps, in {stretch}")
 
 
 def _consumed(steps: LogSteps, name: str, over: str) -> StepColumn:

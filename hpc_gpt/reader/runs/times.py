@@ -31,7 +31,7 @@ from hpc_gpt.reader.lines.steps import (
     time_steps,
 )
 from hpc_gpt.reader.runs.draft import Draft
-from hpc_gpt.reader.runs.facts import SAID, Facts
+from hpc_gpt.reader.runs.facts import SAID, USUAL, Facts
 from hpc_gpt.reader.runs.log_steps import LogSteps, after_pause
 from hpc_gpt.reader.runs.rules import Known, solve, step_tokens
 
@@ -206,7 +206,7 @@ def _differences(steps: LogSteps, clock: StepColumn, least_s: float) -> tuple[St
 def _of_another_batch(draft: Draft, steps: LogSteps, facts: Facts) -> Mask:
     """Mask of the lines with steps of another batch than the record's, if the batch grew during the run."""
     none, batch = np.zeros(len(steps), np.bool_), draft.whole("global_batch")
-    stated = {fact.value for fact in facts.of.get("global_batch", ()) if fact.who == SAID}
+    stated = {fact.value for fact in facts.of.get("global_batch", ()) if fact.who in (SAID, USUAL)}
     if not batch or len(stated) < 2:
         return none
     samples = _over(steps, steps["consumed_samples"], 1)
@@ -214,7 +214,8 @@ def _of_another_batch(draft: Draft, steps: LogSteps, facts: Facts) -> Mask:
     if not np.isfinite(samples).any() or other[steps.counts & np.isfinite(samples)].all():
         draft.flag(f"step_s is of steps of every batch size, but the figures from it assume {batch} samples")
         return none
-    draft.flag(f"{int(other.sum())} lines with steps of another batch size than {batch} are set apart")
+    if other.any():
+        draft.flag(f"{int(other.sum())} lines with steps of another batch size than {batch} are set apart")
     return other
 
 

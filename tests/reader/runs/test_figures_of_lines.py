@@ -284,3 +284,56 @@ def test_two_jobs_in_a_folder_stay_two_runs(tmp_path: Path) -> None:
         (2.98, 60),
         (4.98, 60),
     ]
+
+
+HEAD = " iteration {0:8d}/    9000 | consumed samples: {1:12d} | elapsed time per iteration "
+TAIL = " number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+BATCHES = {
+    "Megatron-LM": f"{HEAD}(ms): {{3:.1f}} | learning rate: 2.0E-04 | global batch size: {{2:5d}} | lm loss: 3.1E+00 |"
+    f" loss scale: 1.0 | grad norm: 1.1 |{TAIL}",
+    "Megatron-DeepSpeed": f"{HEAD}(ms): {{3:.1f}} | learning rate: 2.0E-05 | global batch size: {{2:5d}} |"
+    f" lm-loss: 1.2E+01 | loss scale: -1.0 | grad norm: 0.000 | num zeros: 0.0 |{TAIL}",
+    "BLOOM": f"[default7]:{HEAD}(s): {{4:.3f}} | learning rate: 5.9E-05 | global batch size: {{2:5d}} |"
+    f" lm loss: 2.4E+00 | grad norm: 0.174 | num zeros: 0.0 |{TAIL}",
+}
+
+
+def batches(form: str, sizes: dict[int, tuple[int, float]]) -> str:
+    """Lines of so many steps with each (batch, milliseconds of a step)."""
+    lines, samples = [], 0
+    for count, (size, milliseconds) in sizes.items():
+        for _ in range(count):
+            samples += size
+            lines.append(form.format(len(lines) + 1, samples, size, milliseconds, milliseconds / 1e3))
+    return "".join(lines)
+
+
+@pytest.mark.parametrize("form", BATCHES.values(), ids=[*BATCHES])
+def test_the_batch_of_most_steps_is_the_runs(tmp_path: Path, form: str) -> None:
+    record = read(tmp_path, batches(form, {12: (32, 698.0), 80: (8, 1140.0)}))
+    assert (record.global_batch, record.step_s) == (8, pytest.approx(1.14))
+    assert any("but most steps consume 8 (consumed_samples / steps, in 80 of 91 lines" in flag for flag in record.flags)
+    record = read(tmp_path, batches(form, {30: (8, 400.0), 20: (32, 1600.0)}))
+    assert (record.global_batch, record.step_s) == (32, 1.6), "a batch that grew is that of the last steps"
+
+
+MEANS = "| epoch {0:03d} | loss {1:.3f} | nll_loss 2.521 | ppl 5.74 | wps 34121 | "
+FAIRSEQ = {
+    "2018": f"{MEANS}ups 9.6 | wpb 3557 | bsz 143 | num_updates {{2}} | lr 0.000493 | gnorm 0.912 | clip 0% | oom 0 |"
+    " wall {2} | train_wall 41\n",
+    "2019": f"{MEANS}ups 10 | wpb 3557.123 | bsz 143.112 | num_updates {{2}} | lr 0.000493 | gnorm 0.912 | clip 0.000 |"
+    " oom 0.000 | wall {2} | train_wall 41\n",
+    "with a label": f"0: {MEANS}num_updates {{2}} | lr 0.1\n",
+}
+FAIRSEQ_VALID = (
+    "| epoch {0:03d} | valid on 'valid' subset | valid_loss {1:.4f} | valid_nll_loss 2.4 | valid_ppl 35.78 |"
+    " num_updates {2} | best 3.5\n"
+)
+
+
+@pytest.mark.parametrize("form", FAIRSEQ.values(), ids=[*FAIRSEQ])
+def test_losses_of_an_epoch_of_fairseq_are_in_nats(tmp_path: Path, form: str) -> None:
+    lines = (f.format(epoch, 9 - epoch / 2, 401 * epoch) for epoch in range(1, 9) for f in (form, FAIRSEQ_VALID))
+    record = read(tmp_path, "".join(lines))
+    assert (record.loss_first, record.loss_last, record.loss_eval) == pytest.approx((5.892, 3.466, 3.466), rel=1e-3)
+    assert (record.attempts[-1]["last_step"], record.engine) == (8 * 401, "fairseq")
