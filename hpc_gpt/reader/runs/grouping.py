@@ -59,6 +59,7 @@ _OF_AN_ATTEMPT = re.compile(
 _FOLDERS = ("save", "save_dir", "checkpoint_dir", "output_dir", "load")
 _PLANS = ("steps_planned", "global_batch", "samples_per_epoch", "params")
 _MIN_INTERLEAVED = 4  # parts
+_RANKS = ("gpus", "gpus_said", "dp")
 _LOOK_BACK = 50  # files with similar names that are searched for an earlier attempt
 
 
@@ -131,6 +132,7 @@ def _of_one_file(name: LogName, parts: Sequence[Part]) -> list[RunParts]:
     parts = one_if_interleaved(parts)
     last_span: tuple[float, float] | None = None  # of the part before, alone
     with_steps = [id(part) for part in parts if part.steps or part.progress]
+    has_ranks = any(fact.value > 1 for part in parts for name in _RANKS for fact in part.facts.get(name, ()))
     for part in parts:
         settle_epochs(part)
         add_losses_beside(part)
@@ -139,6 +141,11 @@ def _of_one_file(name: LogName, parts: Sequence[Part]) -> list[RunParts]:
         last_span = span
         last, part_marks = runs[-1] if runs else None, marks(part)
         before = last.attempts[-1][0] if last else part
+        is_start = part.started or bool(part.arguments)
+        is_as_before = last is not None and has_ranks and not is_start and span == step_span(before)
+        if last is not None and is_as_before and _has_same_losses(before, part):
+            last.attempts[-1].append(part)  # the steps that another rank had printed, in a buffer of its own
+            continue
         if last is None or contradict(last.marks, part_marks) or _of_another_training(before, part):
             runs.append(RunParts([name], [[part]], part_marks, len(runs) + 1))
             continue
@@ -151,6 +158,13 @@ def _of_one_file(name: LogName, parts: Sequence[Part]) -> list[RunParts]:
             continue
         last.marks = united(last.marks, part_marks)
     return runs
+
+
+def _has_same_losses(one: Part, other: Part) -> bool:
+    """Whether two parts have the same steps with the same losses."""
+    tables = [main[1] for part in (one, other) if (main := main_steps(part)) is not None]
+    has_losses = len(tables) == 2 and all(np.isfinite(table["loss"]).any() for table in tables)
+    return has_losses and _same_steps(one, other) is not None
 
 
 def one_if_interleaved(parts: Sequence[Part]) -> Sequence[Part]:

@@ -110,6 +110,9 @@ def test_a_training_from_zero_without_a_failure_is_another(
         (own_loop(1500) + FAILED + own_loop(5000), [[1500, 5000]]),
         ([*nanogpt(1500), "Resuming training from out/ckpt.pt", *nanogpt(5000)], [[1500, 5000]]),
         (openpi(1500) + LIMIT + openpi(5000), [[1500, 5000]]),
+        # Ranks whose lines came out of buffers one after the other.
+        (["Distributed world size: 4", *own_loop(2000) * 4], [[2000]]),
+        (["using world size: 4, data-parallel-size: 4", *megatron(1500) * 2], [[1500]]),
         # Epochs: with their number of any length, without it of one length, and the log may end within the last.
         (epochs(500, 500, 430, stated=True), [[1400]]),
         (epochs(500, 420, 610, stated=True), [[1500]]),
