@@ -14,8 +14,12 @@ from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable
 from hpc_gpt.core.process import Life, life_of, process_identity
 from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.branches import is_read, reading
+from hpc_gpt.core.runs.lock import holder
+from hpc_gpt.core.runs.run_folder import RunFolder, jobs_of, local_job
+from hpc_gpt.launcher.local.queue import note_attempt
 from hpc_gpt.launcher.resumption import check_not_live
 from hpc_gpt.launcher.watch.status import PATIENCE, read_status
+from tests.cli.command import in_process
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_job
 from tests.programs import put
 from tests.waiting import wait_for
@@ -210,3 +214,55 @@ def test_a_process_of_another_namespace_is_not_one_of_this_pid() -> None:
     assert life_of({**note, "boot": "another"}) is Life.GONE
     assert life_of({key: value for key, value in note.items() if key != "pid_namespace"}) is Life.LIVES, "of 0.4.0"
     assert json.dumps(note)
+
+
+def test_a_later_job_with_the_same_pid_is_another_job() -> None:
+    """A stop, a cancel and the restarts of a container's process 9 are not those of a later container's."""
+    run, pid = unsubmitted_run("local"), os.getpid()
+    earlier = {"job_id": str(pid), "job": local_job({**process_identity(pid), "pid_namespace": "pid:[1]"}), "in_job": 3}
+    (run.new_attempt().folder / "attempt.json").write_text(json.dumps(earlier))
+    run.add_submission({"scheduler": "local", **earlier})
+    for job in jobs_of(run):
+        run.stop_mark(job).touch()
+        run.mark_cancelled(job)
+    first, second = run.attempt(1), run.new_attempt()
+    note_attempt(run, second, pid)
+    assert (first.job_id, run.asked_to_end(first.job)) == (second.job_id, "cancelled")
+    assert run.asked_to_end(second.job) == ""
+    assert (second.job_start[1], second.restarts_in_job, first.next_of_job([second])) == (0, 0, None)
+    third = run.new_attempt()
+    note_attempt(run, third, pid)
+    assert (third.job_start[1], second.next_of_job([third])) == (1, third)
+
+
+def test_a_job_of_an_earlier_version_is_its_pid() -> None:
+    run = unsubmitted_run("local")
+    (run.new_attempt().folder / "attempt.json").write_text('{"job_id": "9"}')
+    run.stop_mark("9").touch()
+    assert run.asked_to_end(run.attempt(1).job) == "stopped"
+
+
+STEPS = """#!/bin/bash
+#SBATCH --ntasks=1
+for ((step = 1; ; step++)); do echo "step $step | loss 3.0"; sleep 0.2; done
+"""
+
+
+@needs_namespaces
+def test_the_host_stops_a_run_in_another_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPC_GPT_LOGS", str(tmp_path / "logs"))
+    (tmp_path / "job.sh").write_text(STEPS)
+    submit = f"{sys.executable} -m hpc_gpt submit --cluster local job.sh && exec sleep 600"
+    apart = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", submit]
+    with subprocess.Popen(apart, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as container:
+        try:
+            (path,) = wait_for("its run", lambda: list(tmp_path.glob("logs/job/*")))
+            run = RunFolder(path)
+            wait_for("its steps", lambda: run.attempt(1).last_metrics())
+            wait_for("its lock", lambda: (owner := holder(run)) and owner.locked_on)
+            assert read_status([run])[0].state == "running"
+            assert "runs in another container of this machine" in in_process("cancel", path, "--yes", code=1).stderr
+            in_process("stop", path, code=0)
+            wait_for("its end", lambda: read_status([run])[0].state == "stopped")
+        finally:
+            container.kill()
