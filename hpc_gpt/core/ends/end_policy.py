@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from hpc_gpt.core.ends.failures import RETRIES, meaning
-from hpc_gpt.core.ends.state import LATE, SLURM_RUNS, start_class
+from hpc_gpt.core.ends.state import LATE, PUT_BACK, SLURM_RUNS, start_class
 from hpc_gpt.core.files import open_regular
 from hpc_gpt.core.process import host_clock
 from hpc_gpt.core.runs.heartbeats import ran_on_cpu
@@ -252,7 +252,7 @@ def end_by_script(
     if shown_as(shown, "Reason") == "TimeLimit":
         return "walltime", f"the time limit ended it, {exit_text}"
     if put_back:
-        return "requeued", "put back to the queue by Slurm or by hand"
+        return "requeued", PUT_BACK
     return "cancelled", f"{state}, {exit_text}"
 
 

@@ -16,6 +16,8 @@ MOST_NODE_FAILURES = 5
 # The same for a script that ends at its time limit and shows neither checkpoints nor steps: it may have come further
 # each time.
 MOST_UNSEEN = 5
+# So many starts in a row without a further step, each put back by somebody else than the chain, end a run.
+MAX_PUT_BACK = 5
 # A job script that exits with an error within so many seconds, before a step or a checkpoint, was started wrongly.
 QUICK_S = 20
 

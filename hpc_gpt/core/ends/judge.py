@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.core.ends.failures import MOST_UNSEEN, MOST_WITHOUT_PROGRESS, QUICK_S, RETRIES
-from hpc_gpt.core.ends.state import is_after_exit_0, is_inferred, is_mistake, pause_s
+from hpc_gpt.core.ends.failures import MAX_PUT_BACK, MOST_UNSEEN, MOST_WITHOUT_PROGRESS, QUICK_S, RETRIES
+from hpc_gpt.core.ends.state import PUT_BACK, is_after_exit_0, is_inferred, is_mistake, pause_s
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ class EndedAttempt:
         """The number of such attempts in a row without a newer checkpoint that ends the run; 0 if it does not count."""
         if is_inferred(self.cause):
             return MOST_WITHOUT_PROGRESS
+        if self.ended == "requeued" and PUT_BACK in str(self.cause):
+            return MAX_PUT_BACK  # a script that puts back its job after each failure would do so for ever
         return MOST_UNSEEN if self.unseen else RETRIES[self.ended].max_in_a_row
 
     @property

@@ -253,6 +253,8 @@ def is_mistake(cause: str | None) -> bool:
 
 # The cause of an `error` begins so if the program exited with 0 before its last step.
 BY_ITSELF = "ends by itself at "
+# The cause of an attempt whose job somebody else than the chain has put back: Slurm, its script, or a user.
+PUT_BACK = "put back to the queue by Slurm or by hand"
 # The cause of a training begins so if it ended with steps of NaN alone.
 NAN_SINCE = "nan since step "
 # The cause of a failure begins so if the program, or script, exited with 0.

@@ -101,6 +101,8 @@ class RankHeartbeat:
     """The signal that asked it to end."""
     device: str = ""
     """The name of its GPU; empty on a CPU."""
+    lost: str = ""
+    """A task of a script that failed while others live, as srun says."""
 
     @property
     def gpu_figures(self) -> list[GpuFigures]:
@@ -110,7 +112,7 @@ class RankHeartbeat:
         return folder / f"{self.rank}.json"
 
 
-_LEFT_OUT = frozenset({"probe_first_s", "clock_mhz", "throttle", "heard", "device"})  # without a value
+_LEFT_OUT = frozenset({"probe_first_s", "clock_mhz", "throttle", "heard", "device", "lost"})  # without a value
 
 
 def write_heartbeat(folder: Path, heartbeat: RankHeartbeat, others: Iterable[bytes] = ()) -> None:

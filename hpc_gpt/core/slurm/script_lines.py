@@ -61,10 +61,12 @@ def _files_of_srun(arguments: str) -> Iterator[str]:
     yield from (options[name] for name in ("output", "error") if options.get(name, "/dev/null") != "/dev/null")
 
 
-def globs_of(text: str, environment: Mapping[str, str], arguments: Sequence[str]) -> list[str]:
+def globs_of(
+    text: str, environment: Mapping[str, str], arguments: Sequence[str], in_any_folder: bool = False
+) -> list[str]:
     """Patterns of the files to which a script in an environment sends its programs' output, for programs that end
     before a process can be asked. A name must be known except for the number of a rank or a node; other files are left
-    out."""
+    out. `in_any_folder`: a file of srun whose name has the job's id may be in folders of unknown names."""
     values = dict(environment) | _PER_RANK | {str(place): value for place, value in enumerate(arguments, 1)}
     for _, line in logical_lines(text):
         if (assigned := assignment(line)) is not None:
@@ -78,9 +80,14 @@ def globs_of(text: str, environment: Mapping[str, str], arguments: Sequence[str]
             target = expand_pattern(re.sub(r"%\d*[tnNsJ]", "*", target), slurm_values)
         if target.strip("*/") and not set(target) & set("$`"):
             patterns.append(target)
+        elif in_any_folder and output.of_srun:
+            name, job_id = target.rpartition("/")[2], values.get("SLURM_JOB_ID", "")
+            if job_id and job_id in name and not set(name) & set("$`"):
+                patterns += [f"{'*/' * depth}{name}" for depth in range(1, _UNKNOWN_FOLDERS + 1)]
     return patterns
 
 
+_UNKNOWN_FOLDERS = 3  # folders, one in the other, below the job's
 _QUOTES = "\"'"
 _MOST_LINES = 5000
 _LONGEST = 20_000

@@ -22,7 +22,7 @@ from hpc_gpt.core.ends.failures import UNSPECIFIC, meaning
 from hpc_gpt.core.ends.history import newest_saved, read_history
 from hpc_gpt.core.ends.judge import EndedAttempt, Rules, Verdict, budget_left, gpu_hours, judge
 from hpc_gpt.core.ends.run_state import read_end
-from hpc_gpt.core.ends.state import class_of, is_after_exit_0
+from hpc_gpt.core.ends.state import PUT_BACK, class_of, is_after_exit_0
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import replace_whole, write_once
 from hpc_gpt.core.runs import lock
@@ -86,6 +86,12 @@ def classify(attempt: Attempt, slurm: str, slurm_cause: str, again: bool = False
         elif ended in UNSPECIFIC and (not cause or (_says_more(by_log.cause, cause))):
             cause = by_log.cause or cause
         node = node or (by_log.node if meaning(ended).of_node else None)
+    # A script may put its job back after a failure of its program, and ranks may wait for one that has failed.
+    if (ended == "requeued" and cause == PUT_BACK) or ended == "hang":
+        by_log = read_cause(attempt)
+        row = meaning(by_log.ended)
+        failed = by_log.ended not in ("unknown", "hang") and not (row.by_scheduler or row.victim)
+        cause = f"{by_log.cause}; {cause}" if failed and by_log.cause else cause
     return End(ended, str(cause) if cause else None, node)
 
 

@@ -353,7 +353,11 @@ def _state(run: RunFolder, resolved: Resolved, run_state: RunState, jobs: JobSta
     at_once = any(attempt.at_once.exists() for attempt in run.attempts()) and AT_ONCE not in str(cause)
     began_again = describe_begin_again(run, run.attempts()[-1]) if state == "running" and run.attempts() else None
     alone = "no job follows this one, which has --no-requeue" if state in LIVE and is_not_requeued(resolved) else None
-    of_start = (alone, unwhole_note(run), began_again, begun_note(run), foreign_start_note(run))
+    attempts = run.attempts()[-1:] if state == "running" else []
+    lost = next(
+        (beat.lost for each in attempts for beat in read_heartbeats(each.heartbeats).values() if beat.lost), None
+    )
+    of_start = (alone, unwhole_note(run), began_again, begun_note(run), foreign_start_note(run), lost)
     notes = (cause, *without, AT_ONCE if at_once else None, moved_note(run_state), *of_start)
     return state, "; ".join(filter(None, notes)) or None
 

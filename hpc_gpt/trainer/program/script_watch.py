@@ -54,6 +54,7 @@ from hpc_gpt.trainer.program.signs_of_life import (
     boot_s,
     checkpoint_files,
     output_of,
+    patterns_of_sruns,
 )
 from hpc_gpt.trainer.program.step_numbers import StepClock
 from hpc_gpt.trainer.supervision.heartbeat import LEAVING
@@ -70,6 +71,13 @@ _LAST_STEPS = 50  # these steps show a watch that is started again where metrics
 _SHELLS = (*SHELLS, "slurm_script")
 _MOST_FILES = 64
 _QUEUED = re.compile(r"\bSubmitted batch job (\d+)")
+# A task that ended by itself: srun then waits for the others, which may wait for that one.
+_TASK_FAILED = re.compile(
+    r"^srun: error: (\S{1,80}): (tasks? [\d,-]{1,80}): (Exited with exit code [1-9]\d{0,2}|Killed|Aborted|Bus error"
+    r"|Segmentation fault|Illegal instruction|Out Of Memory)"
+)
+_LOST_HINT = "if others wait for it, srun --kill-on-bad-exit=1 ends them at once"
+_LOST_STEPS = 2  # after so many further steps the training has outlived it
 _MOST_QUEUED = 8  # jobs that a script has queued and Slurm is asked about
 _SQUEUE = ["squeue", "--noheader", "--states=all"]
 _ASKS_S = 5.0  # at its time limit a job has only seconds
@@ -121,6 +129,8 @@ class ScriptWatch:
         self._queued: list[str] = []  # ids of the jobs that the script has queued
         self._copies: list[tuple[Path, Path]] | None = None  # until the script's start has made the files
         self._globs, self._found = self._read_globs(), set[Path]()
+        self._lost_left = 0
+        self._of_sruns = dict[str, None]()  # patterns of the files of its sruns
         self._inodes = set[tuple[int, int]]()  # a file that gets another name is not found again
         started = attempt.folder / "attempt.json"
         self._since = started.stat().st_mtime - 1 if started.exists() else 0.0
@@ -146,6 +156,8 @@ class ScriptWatch:
             time.sleep(_TURN_S)
         self._heart.enter(LEAVING)
         over = self._over()
+        if not self._found:  # the program may have ended before its srun was seen
+            self._of_sruns |= dict.fromkeys(self._read_globs(in_any_folder=True))
         self._find_elsewhere()
         until = time.monotonic() + _LAST_LINES_S
         while self._prints_last_lines() and time.monotonic() < until:
@@ -226,11 +238,16 @@ class ScriptWatch:
     # --- its output
 
     def _take_lines(self) -> None:
+        spoke_at = self._lines.spoke_at
         lines = self._take_first_lines() if self._is_first else []
         now = time.monotonic()
         lines += self._take_from(self._files)
         self._lines.moment = now
         for line in lines:
+            if (failed := _TASK_FAILED.match(line)) is not None:
+                node, task, how = failed.groups()
+                self._heart.lost = f"srun says: {task} on {node}: {how}; {_LOST_HINT}"
+                self._lost_left = _LOST_STEPS
             self._queued += _QUEUED.findall(line) if "ubmitted" in line else []
         if self._copies is None and self._attempt.outputs.exists():
             self._copies = copied_files(self._attempt.folder)
@@ -243,7 +260,9 @@ class ScriptWatch:
             return
         if count_steps(self._log.last_step, self._heart, self._log.stepped_boot_s):
             self._heart.at_total = has_last_line(self._attempt, self._resolved.train.steps)
-        if grew:
+            self._lost_left -= 1
+            self._heart.lost = self._heart.lost if self._lost_left > 0 else ""
+        if grew and (not lines or self._lines.spoke_at > spoke_at):  # a traceback is no sign of life
             self._heart.heard(self._log.is_more)
 
     def _take_first_lines(self) -> list[str]:
@@ -303,9 +322,13 @@ class ScriptWatch:
     def _find_elsewhere(self, asks: bool = False) -> None:
         """Finds the files to which the script sends its programs' output, follows them, and links them to the attempt.
         `asks`: also the processes of the script, whose output may go where its text does not say."""
-        names = (glob.glob(pattern, root_dir=self._folder, recursive=True) for pattern in self._globs)
+        if asks:
+            seen = self._tree.look().seen
+            self._of_sruns |= dict.fromkeys(patterns_of_sruns(seen))
+        patterns = (*self._globs, *self._of_sruns)
+        names = (glob.glob(pattern, root_dir=self._folder, recursive=True) for pattern in patterns)
         paths = [self._folder / name for name in itertools.chain.from_iterable(names)]
-        paths += output_of(self._tree.look().seen) if asks else []
+        paths += output_of(seen) if asks else []
         self._inodes |= {_inode(path.stat()) for path in (self._attempt.log, self._attempt.err) if path.exists()}
         for path in map(Path.resolve, paths):
             with contextlib.suppress(OSError, RunFolderError):
@@ -321,12 +344,12 @@ class ScriptWatch:
             if len(self._found) >= _MOST_FILES:
                 return
 
-    def _read_globs(self) -> list[str]:
+    def _read_globs(self, in_any_folder: bool = False) -> list[str]:
         try:
             text = (self._run.path / "slurm_script").read_text(encoding="utf-8", errors="replace")
         except OSError:
             return []
-        return globs_of(text, {**os.environ, "PWD": str(self._folder)}, self._command.args)
+        return globs_of(text, {**os.environ, "PWD": str(self._folder)}, self._command.args, in_any_folder)
 
     # --- requests, and the time limit
 

@@ -15,7 +15,9 @@ not hang.
 
 import collections
 import contextlib
+import glob
 import os
+import re
 import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -29,6 +31,8 @@ from hpc_gpt.core.runs.heartbeats import GpuFigures
 from hpc_gpt.core.runs.processes import Tree
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import Command
+from hpc_gpt.core.slurm.directives import options_of
+from hpc_gpt.core.slurm.sbatch_words import expand_pattern, read_call
 from hpc_gpt.trainer.supervision.heartbeat import LEAVING, PATIENT, Heartbeat
 
 OUTPUT, FILES, CPU, GPU = "output", "files that grow", "CPU work", "GPU work"
@@ -44,6 +48,8 @@ SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "csh", "tcsh")
 # These programs pass on or watch the work of others, and live as long as the shell that started them.
 BESIDE = ("tee", "cat", "tail", "ts", "sed", "grep", "awk", "gawk", "mawk", "sleep", "nvidia-smi")
 _MOST_FILES = 1000
+# The fields of srun's --output and --error that tasks, nodes or steps differ in.
+_OF_A_TASK = re.compile(r"%\d*[tnNsJ]")
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,24 @@ def output_of(pids: Iterable[int]) -> list[Path]:
                 if stat.S_ISREG(os.stat(stream).st_mode) and _program_of(pid) not in BESIDE:
                     paths[Path(os.readlink(stream))] = None
     return [*paths]
+
+
+def patterns_of_sruns(pids: Iterable[int]) -> list[str]:
+    """Patterns of the files to which slurmstepd writes the output of the tasks of the sruns among these processes, by
+    their command lines. A field of a task or a step in a name, such as %t, matches anything."""
+    patterns = []
+    for pid in pids:
+        if name_of(pid) != "srun":
+            continue
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[1:-1]
+            options, _ = read_call(words, options_of("srun"))
+            folder = options.get("chdir") or os.readlink(f"/proc/{pid}/cwd")
+            for name in (options.get("output"), options.get("error")):
+                if name and name not in ("none", "all") and not name.isdecimal():
+                    pieces = _OF_A_TASK.split(os.path.join(folder, name))
+                    patterns.append("*".join(glob.escape(expand_pattern(piece, os.environ)) for piece in pieces))
+    return patterns
 
 
 def checkpoint_files(run: RunFolder, command: Command) -> dict[str, tuple[int, int]]:

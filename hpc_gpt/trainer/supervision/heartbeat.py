@@ -55,6 +55,7 @@ class Heartbeat:
         self.stopped_s = 0.0  # seconds in which the process was stopped, as its job was suspended
         self.probe = Probe()
         self.asked_by = ""  # the signal that asks it to end
+        self.lost = ""  # a task that failed beside living ones
         self._steps = 0
         self._began = time.monotonic()
         self._seconds: collections.deque[float] = collections.deque(maxlen=_KEPT)

@@ -156,7 +156,7 @@ class Watchdog:
             round(limit_s, 1), round(time.time(), 1), self._dumped, collective, place, self._heart.probe.probe_s,
             None if elapsed_s is None else round(elapsed_s - self._heart.stopped_s, 1),
             self.gpus.latest(), None if still_s is None else round(still_s, 1), still, *self._heart.probe[1:4],
-            self._heart.asked_by, self._heart.probe.device,
+            self._heart.asked_by, self._heart.probe.device, self._heart.lost,
         )  # fmt: skip
 
     def _leave_ended(self) -> None:

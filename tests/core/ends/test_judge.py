@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hpc_gpt.core.ends.failures import LONGEST_PAUSE_S, RETRIES
 from hpc_gpt.core.ends.judge import EndedAttempt, Rules, gpu_hours, is_too_much, judge, without_progress
+from hpc_gpt.core.ends.state import PUT_BACK
 
 RULES = Rules(retry_pause_s=30)
 
@@ -54,10 +55,12 @@ def test_after_the_last_step_only_a_requeue_starts_it_again(ended: str, cause: s
 
 @pytest.mark.parametrize(
     ("ends", "goes_on"), [("l", True), ("ll", False), ("s", True), ("ss", False), ("es", False), ("ps", True),
-                          ("ls", False), ("s+s", True), ("s+ss", False), ("xx", False), ("wws", True)]
+                          ("ls", False), ("s+s", True), ("s+ss", False), ("xx", False), ("wws", True),
+                          ("rrrr", True), ("rrrrr", False), ("rr+rrr", True)]
 )  # fmt: skip
 def test_what_is_inferred_counts_like_a_failure(ends: str, goes_on: bool) -> None:
-    """l: a late signal; s: the script's own --signal; x: a taken port; p: preempted; w: an unseen limit; +: a step."""
+    """r: put back by its script; l: a late signal; s: the script's own --signal; x: a taken port; p: preempted;
+    w: an unseen limit; +: a step."""
     kinds = {
         "l": ("requeued", "SIGTERM 7 s after attempt 1 of the same job, which it was meant for"),
         "s": ("walltime", "--signal sent USR1 before the time limit, exit code 0"),
@@ -65,6 +68,7 @@ def test_what_is_inferred_counts_like_a_failure(ends: str, goes_on: bool) -> Non
         "p": ("preempted", "SIGTERM"),
         "e": ("error", "exit code 1"),
         "w": ("walltime", "the time limit ended it"),
+        "r": ("requeued", f"ValueError: no such rate; {PUT_BACK}"),
     }
     made: list[EndedAttempt] = []
     for letter in ends:
@@ -76,7 +80,7 @@ def test_what_is_inferred_counts_like_a_failure(ends: str, goes_on: bool) -> Non
             made.append(EndedAttempt(len(made) + 1, *kinds[letter], saved=saved, resumed=saved, unseen=unseen))
     verdict = judge(made, RULES)
     assert (verdict.go_on, verdict.ended) == (goes_on, made[-1].ended if goes_on else "no_progress")
-    assert (verdict.pause_s > 0) is goes_on
+    assert (verdict.pause_s > 0) is (goes_on and "r" not in ends)
 
 
 @pytest.mark.parametrize(

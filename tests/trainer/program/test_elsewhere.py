@@ -1,13 +1,19 @@
 """Output of a job script's programs that goes past its own: said at submit, followed and read where it goes."""
 
 import json
+import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from hpc_gpt.core.process import name_of
 from hpc_gpt.core.slurm.script_lines import globs_of, redirected
+from hpc_gpt.trainer.program.signs_of_life import patterns_of_sruns
 from tests.cli.command import in_process
 from tests.launcher.local.conftest import ended, newest
+from tests.waiting import wait_for
 
 FIT = "python3 -u -c 'for n in range(1, 4): print(f\"step {n}/3 loss {4 - n}.5\")'"
 SLOW = "python3 -uc 'import time\nfor n in range(1, 4):\n print(f\"step {n}/9 loss {4 - n}.5\"); time.sleep(1)\n1 / 0'"
@@ -104,3 +110,22 @@ def test_steps_and_causes_are_read_where_they_are(tmp_path: Path, body: str, sta
     why = json.loads(in_process("why", str(run.path), "--json").stdout)
     assert "No module named 'no_such_module'" in why["cause"]
     assert why["file"] == str(tmp_path / file)
+
+
+def test_the_output_of_an_srun_is_where_its_command_line_says(tmp_path: Path, monkeypatch) -> None:
+    """A shell under the name of srun, whose -c is another option."""
+    shutil.copy(shutil.which("bash"), tmp_path / "srun")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    words = ("srun", "-c", "read x", "--output=res/[a]-%j-%t.out", "--error", "/logs/%N.err", "python", "--output=no")
+    with subprocess.Popen(words, executable=tmp_path / "srun", cwd=tmp_path, stdin=subprocess.PIPE) as process:
+        wait_for("its name", lambda: name_of(process.pid) == "srun")
+        found = patterns_of_sruns([process.pid, os.getpid()])
+        process.stdin.close()
+    assert found == [f"{tmp_path}/res/[[]a]-7-*.out", "/logs/*.err"]
+
+
+def test_a_file_with_the_jobs_id_is_known_in_any_folder() -> None:
+    text = "srun --output=${resdir}/%j.out --error=$resdir/%t.err python3 fit.py\n"
+    known = {"SLURM_JOB_ID": "4711"}
+    assert globs_of(text, known, ()) == []
+    assert globs_of(text, known, (), in_any_folder=True) == ["*/4711.out", "*/*/4711.out", "*/*/*/4711.out"]
