@@ -92,9 +92,9 @@ class Ddp(EngineFacts):
     def sends_of_owners(self, training: Training) -> list[tuple[float, int, int]]:
         sends = []
         for deal in self.deals(training):
-            sizes = [4.0 * sum(one.size for one in of_rank) for of_rank in deal.owned]
+            sizes = [4.0 * sum(one.size for one in own) for own in deal.owned]
             if training.optimizer_facts.needs_shares:
-                sizes = [4.0 * sum(one.size for one in of_rank if not one.matrices) for of_rank in deal.owned]
+                sizes = [4.0 * sum(one.size for one in own if not one.matrices) for own in deal.owned]
                 sizes += [training.muon_width * math.prod(stack) for stack in deal.stacks]
             sends += [(size, len(deal.owned), deal.stride) for size in sizes if size]
         return sends

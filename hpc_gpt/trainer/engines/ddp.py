@@ -52,12 +52,12 @@ class Ddp(TorchEngine):
         self._parameters = self._weights if self._masters is None else self._masters.masters
         # Weights of which other ranks have others; their gradients are averaged apart.
         self._of_experts = [one for one in self._parameters if layout.ep > 1 and is_of_experts(one)]
-        of_experts = {*self._of_experts}
+        experts = {*self._of_experts}
         self._same_experts = own_group(layout, "edp", dist.get_rank()) if layout.ep > 1 else None
         shares = [whole_share(one, resolved.model, self.experts) for one in self._parameters]
         everyone = dist.group.WORLD if layout.gpus > 1 else None
         optimizer = build_optimizer(
-            resolved, self._parameters, shares, lambda one: self._same_experts if one in of_experts else everyone
+            resolved, self._parameters, shares, lambda one: self._same_experts if one in experts else everyone
         )
         compile_model(self.module, engine)
         in_fp8 = train.matmul != "none"

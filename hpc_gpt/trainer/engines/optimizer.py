@@ -198,15 +198,15 @@ class Update:
         if is_fused(self.optimizer):
             device = owners[0].device if owners else self._device
             clip_and_skip_on_device(self.optimizer, skipped, divisor, device)
-            self._step()
+            self._step_and_send()
         elif not skipped:
             if divisor is not None:
                 torch_private.for_each("div_", gradients_of(owners), divisor)
-            self._step()
+            self._step_and_send()
         self._scaler.follow(skipped)
         return norm, skipped
 
-    def _step(self) -> None:
+    def _step_and_send(self) -> None:
         self.optimizer.step()
         if (send_weights := getattr(self.optimizer, "send_weights", None)) is not None:
             send_weights()

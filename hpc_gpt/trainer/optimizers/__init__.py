@@ -45,7 +45,7 @@ class Updated:
         by_name = {full_name(one): one for one in parameters}
         facts = optimizer_named(self.resolved.train.optimizer)
         ranks = 1 if group is None else dist.get_world_size(group)
-        owners = deal([_owned(name, one) for name, one in by_name.items()], facts, ranks)
+        owners = deal([_describe_parameter(name, one) for name, one in by_name.items()], facts, ranks)
         return {one: owners[name] for name, one in by_name.items()}
 
     @property
@@ -118,7 +118,7 @@ class SentWeights:
             work.wait()
 
 
-def _owned(name: str, parameter: nn.Parameter) -> Owned:
+def _describe_parameter(name: str, parameter: nn.Parameter) -> Owned:
     matrices = matrices_in(parameter, split_of(parameter)) if is_hidden(parameter) else []
     sizes = [((1, *one.shape) if one.ndim == 2 else (len(one), *one.shape[1:])) for one in matrices]
     return Owned(name, parameter.numel(), tuple(sizes))

@@ -54,10 +54,12 @@ class MatrixStacks:
     ) -> None:
         self.parameters, self._dtype, self._group = parameters, dtype, group
         self._rank = 0 if group is None else dist.get_rank(group)
-        of_ranks: list[list[nn.Parameter]] = [[] for _ in range(1 if group is None else dist.get_world_size(group))]
+        parameters_by_rank: list[list[nn.Parameter]] = [
+            [] for _ in range(1 if group is None else dist.get_world_size(group))
+        ]
         for one in parameters:
-            of_ranks[owners[one] if owners else 0].append(one)
-        self._rounds = [*zip_longest(*map(_stacks, of_ranks))]
+            parameters_by_rank[owners[one] if owners else 0].append(one)
+        self._rounds = [*zip_longest(*map(_stack_matrices, parameters_by_rank))]
 
     def update(self, lr: float, steps: int) -> None:
         """Updates each matrix by `steps` of Newton-Schulz from its owner's `grad`, at AdamW's rate `lr`. Collective."""
@@ -75,25 +77,25 @@ class MatrixStacks:
         """Computes this rank's stack of a round; yields each rank's with its result. One is used while the next
         arrives."""
         own = stacks[self._rank]
-        result = None if own is None else self._computed(own, steps)
+        result = None if own is None else self._compute_stack(own, steps)
         before: tuple[_Stack, Tensor, dist.Work | None] | None = None
         for rank, stack in enumerate(stacks):
             if stack is None:
                 continue
             coming = (stack, *self._send(stack, result, rank))
             if before is not None:
-                yield _arrived(*before)
+                yield _wait_for(*before)
             before = coming
         if before is not None:
-            yield _arrived(*before)
+            yield _wait_for(*before)
 
-    def _computed(self, stack: _Stack, steps: int) -> Tensor:
-        result = orthogonal(self._gradients(stack), steps, self._dtype)
+    def _compute_stack(self, stack: _Stack, steps: int) -> Tensor:
+        result = orthogonal(self._stack_gradients(stack), steps, self._dtype)
         if self._group is not None:
             result = result.contiguous()
         return result if result.ndim == 3 else result.unsqueeze(0)
 
-    def _gradients(self, stack: _Stack) -> Tensor:
+    def _stack_gradients(self, stack: _Stack) -> Tensor:
         """The gradients of a stack, [matrices, rows, columns], or of one matrix."""
         gradients, first = torch.empty(stack.size, dtype=self._dtype, device=self.parameters[0].device), 0
         for place in stack.places:
@@ -113,13 +115,13 @@ class MatrixStacks:
         return own, dist.broadcast(own, source, self._group, async_op=True)
 
 
-def _arrived(stack: _Stack, result: Tensor, work: dist.Work | None) -> tuple[_Stack, Tensor]:
+def _wait_for(stack: _Stack, result: Tensor, work: dist.Work | None) -> tuple[_Stack, Tensor]:
     if work is not None:
         work.wait()
     return stack, result
 
 
-def _stacks(parameters: Sequence[nn.Parameter]) -> list[_Stack]:
+def _stack_matrices(parameters: Sequence[nn.Parameter]) -> list[_Stack]:
     """The stacks of a rank that computes the updates of these parameters, as `owners.stacks_of` has them."""
     by_size: dict[tuple[int, int], list[_Stack]] = {}
     for one in parameters:

@@ -33,12 +33,12 @@ class Deal(NamedTuple):
 
     def fullest(self, figure_of: Callable[[Owned], float]) -> float:
         """The largest sum of a figure over the parameters of a rank."""
-        return max(sum(map(figure_of, of_rank)) for of_rank in self.owned)
+        return max(sum(map(figure_of, own)) for own in self.owned)
 
     @property
     def stacks(self) -> list[tuple[int, int, int]]:
         """`stacks_of` all ranks."""
-        return [stack for of_rank in self.owned for stack in stacks_of(of_rank)]
+        return [stack for own in self.owned for stack in stacks_of(own)]
 
 
 def deal(parameters: Iterable[Owned], optimizer: OptimizerFacts, ranks: int) -> dict[str, int]:
