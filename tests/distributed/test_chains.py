@@ -190,9 +190,17 @@ def test_muons_momentum_goes_on_in_every_layout(task: Task, found: Found) -> Non
 
 
 # Rank 0 updates hidden matrices alone, and has none of AdamW's states.
-WIDE = [
-    case_of(*one, optimizer="muon", model="wide") for one in ((DP2, SHARDED), (DP2, FSDP), (DP2, SHARDED), (DP1, DDP))
-]
+def wide(optimizer: str) -> list[Case]:
+    ways = ((DP2, SHARDED), (DP2, FSDP), (DP2, SHARDED), (DP1, DDP))
+    return [case_of(*one, optimizer=optimizer, model="wide") for one in ways]
+
+
+WIDE = wide("muon")
+
+
+@each_task([], always=[task_of(chain, f"wide of {name}", *wide(name)) for name in ("adamw", "sgd")])
+def test_other_optimizers_by_whole_parameters_are_resumed(task: Task, found: Found) -> None:
+    check(found(task)["links"])
 
 
 @each_task([task_of(chain, "wide", *WIDE)])
