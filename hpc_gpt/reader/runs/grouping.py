@@ -216,12 +216,22 @@ def _is_next_start(one: Part, other: Part) -> bool:
     same arguments."""
     if not _asked_alike(one, other) or _other_program(one, other):
         return False
-    before, after, main = step_span(one), step_span(other), main_steps(other)
+    spans, main = (step_span(one), step_span(other)), main_steps(other)
+    interval = log_interval(main[1]) if main else 1
+    if None in spans:
+        spans, interval = (_epoch_span(one), _epoch_span(other)), 0
+    before, after = spans
     if before is None or after is None or _has_failed(one) or _same_folder(one, other):
         return True
-    interval = log_interval(main[1]) if main else 1
     resumes = any(name in other.facts for name in ("resumes", "resumed_step"))
     return resumes or after[0] > max(before[0], interval)
+
+
+def _epoch_span(part: Part) -> tuple[float, float] | None:
+    """Returns (first, last) epoch of a part's lines of steps; None without any."""
+    main = main_steps(part)
+    epochs = main[1]["epoch"][np.isfinite(main[1]["epoch"])] if main else np.zeros(0)
+    return (float(epochs[0]), float(epochs[-1])) if len(epochs) else None
 
 
 def _has_failed(part: Part) -> bool:

@@ -99,6 +99,12 @@ FAILED = ["Traceback (most recent call last):", '  File "a.py", line 3, in f', "
 BANNER = "==== run 2: wd=0.1 ===="
 
 
+NO_STEPS = [
+    "***** Running training *****",
+    *(f"{{'loss': {3 - n / 10:.4f}, 'grad_norm': 1.1, 'epoch': {n / 10:.2f}}}" for n in range(1, 11)),
+]
+
+
 def loop(count: int, *, loss: float = 9.0) -> list[str]:
     return [f"step {n} loss {loss - n / 5:.4f} lr 0.0003" for n in range(1, count + 1)]
 
@@ -111,6 +117,9 @@ def loop(count: int, *, loss: float = 9.0) -> list[str]:
         (hf(20, 20, banner=False) + hf(15, 15, banner=False), [[(1, 20, "done")], [(2, 15, "done")]]),
         # From zero, although nothing failed: another training, also with the same plan.
         (hf(9, 20, total=False) + hf(20, 20), [[(1, 9, "unknown")], [(1, 20, "done")]]),
+        # Lines without a step and without a bar: by their epochs.
+        (NO_STEPS + NO_STEPS, [[(None, None, "unknown")]] * 2),
+        ([*NO_STEPS[:6], NO_STEPS[0], *NO_STEPS[5:]], [[(None, None, "unknown")] * 2]),
         # The first start's error is not the end of the second one.
         (
             hf(0, 20, total=False) + FAILED + hf(0, 20, total=False),
