@@ -129,7 +129,7 @@ class ScriptWatch:
         self._queued: list[str] = []  # ids of the jobs that the script has queued
         self._copies: list[tuple[Path, Path]] | None = None  # until the script's start has made the files
         self._globs, self._found = self._read_globs(), set[Path]()
-        self._lost_left = 0
+        self._lost_at = 0  # the last step when a task was lost
         self._of_sruns = dict[str, None]()  # patterns of the files of its sruns
         self._inodes = set[tuple[int, int]]()  # a file that gets another name is not found again
         started = attempt.folder / "attempt.json"
@@ -247,7 +247,7 @@ class ScriptWatch:
             if (failed := _TASK_FAILED.match(line)) is not None:
                 node, task, how = failed.groups()
                 self._heart.lost = f"srun says: {task} on {node}: {how}; {_LOST_HINT}"
-                self._lost_left = _LOST_STEPS
+                self._lost_at = self._log.last_step
             self._queued += _QUEUED.findall(line) if "ubmitted" in line else []
         if self._copies is None and self._attempt.outputs.exists():
             self._copies = copied_files(self._attempt.folder)
@@ -260,8 +260,8 @@ class ScriptWatch:
             return
         if count_steps(self._log.last_step, self._heart, self._log.stepped_boot_s):
             self._heart.at_total = has_last_line(self._attempt, self._resolved.train.steps)
-            self._lost_left -= 1
-            self._heart.lost = self._heart.lost if self._lost_left > 0 else ""
+            if self._log.last_step >= self._lost_at + _LOST_STEPS:
+                self._heart.lost = ""
         if grew and (not lines or self._lines.spoke_at > spoke_at):  # a traceback is no sign of life
             self._heart.heard(self._log.is_more)
 

@@ -12,7 +12,7 @@ from hpc_gpt.core.process import name_of
 from hpc_gpt.core.slurm.script_lines import globs_of, redirected
 from hpc_gpt.trainer.program.signs_of_life import patterns_of_sruns
 from tests.cli.command import in_process
-from tests.launcher.local.conftest import ended, newest
+from tests.launcher.local.conftest import ended, newest, status_of
 from tests.waiting import wait_for
 
 FIT = "python3 -u -c 'for n in range(1, 4): print(f\"step {n}/3 loss {4 - n}.5\")'"
@@ -129,3 +129,32 @@ def test_a_file_with_the_jobs_id_is_known_in_any_folder() -> None:
     known = {"SLURM_JOB_ID": "4711"}
     assert globs_of(text, known, ()) == []
     assert globs_of(text, known, (), in_any_folder=True) == ["*/4711.out", "*/*/4711.out", "*/*/*/4711.out"]
+
+
+LOST = """\
+#!/bin/bash
+#SBATCH -t 7
+step() { for n; do echo "step $n/9 loss 2.0"; done; }
+step 1 2
+printf 'Traceback (most recent call last):\\n  File "fit.py", line 3\\nRuntimeError: no such device\\n'
+step 3
+echo 'srun: error: n2: task 1: Exited with exit code 1'
+until [ -e go ]; do sleep 0.1; done
+step 4 5 6
+until [ -e end ]; do sleep 0.1; done
+"""
+
+
+def test_a_task_that_failed_beside_living_ones_is_told_until_steps_follow(tmp_path: Path) -> None:
+    (tmp_path / "fit.slurm").write_text(LOST)
+    in_process("submit", "--cluster", "local", "fit.slurm", cwd=tmp_path, code=0)
+    run = newest()
+    told = (
+        "srun says: task 1 on n2: Exited with exit code 1; if others wait for it, srun --kill-on-bad-exit=1 ends them"
+    )
+    wait_for("the note", lambda: told in str(status_of(run).cause))
+    assert told in in_process("why", str(run.path)).stdout.replace("\n", " ")
+    (tmp_path / "go").touch()
+    wait_for("further steps", lambda: told not in str(status_of(run).cause))
+    (tmp_path / "end").touch()
+    ended(run)
