@@ -16,6 +16,7 @@ LARGE = re.compile(r"[eE][-+]?\d{3}")
 # text.
 _POWERS = 10.0 ** np.arange(23)
 _MOST_DIGITS = 15
+_CLOCK = re.compile(r"(?:\d{1,6}:)?\d{1,4}:\d\d", re.ASCII)
 _NUMERAL = re.compile(r"([-+]?)(\d[\d,]*)(?:\.(\d*))?(?:[eE]([-+]?)(\d{1,3}))?([KkMGBT]?)%?")
 
 
@@ -33,13 +34,30 @@ def _whole(cells: NDArray[np.uint8], columns: tuple[int, ...]) -> StepColumn:
     return np.asarray(cells[:, first:last].astype(np.float64) @ weights - 48.0 * weights.sum())
 
 
+def _clock_weights(text: str) -> tuple[int, ...]:
+    """The seconds that each digit of a clock such as 1:02:03 counts, 0 for a colon; empty for any other text.
+
+    >>> _clock_weights("1:02:03"), _clock_weights("12:5")
+    ((3600, 0, 600, 60, 0, 10, 1), ())
+    """
+    if not _CLOCK.fullmatch(text):
+        return ()
+    parts = text.split(":")
+    units = (3600, 60, 1)[-len(parts) :]
+    weights = [
+        [unit_s * 10**power for power in reversed(range(len(part)))] for part, unit_s in zip(parts, units, strict=True)
+    ]
+    return tuple(weight for part in weights for weight in (*part, 0))[:-1]
+
+
 @dataclass(frozen=True)
 class DigitColumn:
     """A field of lines that differ in digits only: its place in a line, and how its text becomes a figure.
 
     `numeral`: (sign, columns of the digits, number of fraction digits, sign of the exponent, columns of the exponent,
     size); None if each text is converted by itself. `plain`: a decimal number with too many digits for `numeral`, as
-    Python prints floats. `finite`: no line of the kind has a NaN or an infinity in this field.
+    Python prints floats. `finite`: no line of the kind has a NaN or an infinity in this field. `clock`: the seconds that
+    each character of a clock counts.
     """
 
     field: str
@@ -49,6 +67,7 @@ class DigitColumn:
     numeral: tuple[str, tuple[int, ...], int, str, tuple[int, ...], float] | None
     plain: bool = False
     finite: bool = False
+    clock: tuple[int, ...] = ()
 
     @staticmethod
     def of(name: str, line: bytes, start: int, end: int) -> DigitColumn:
@@ -60,7 +79,7 @@ class DigitColumn:
         match = _NUMERAL.fullmatch(stripped) if stripped.isascii() and not LARGE.search(stripped) else None
         slow = DigitColumn(field, start, len(stripped.encode()), factor, None, finite=match is not None)
         is_plain = match is not None and not match[6] and stripped[-1] != "%" and "," not in stripped
-        column = replace(slow, numeral=_numeral(stripped), plain=is_plain)
+        column = replace(slow, numeral=_numeral(stripped), plain=is_plain, clock=_clock_weights(stripped))
         first_line = np.zeros(1, np.int64)
         is_equal = np.array_equal(column.read(line, first_line), slow.read(line, first_line), equal_nan=True)
         return column if is_equal else slow
@@ -68,7 +87,10 @@ class DigitColumn:
     def read(self, data: bytes, lines: Places) -> StepColumn:
         """The field in the lines that begin at these places; NaN if the text is not a figure."""
         places = lines + self.start
-        if self.numeral is None and self.plain:
+        if self.clock:
+            cells = _cells(data, places, self.width).astype(np.float64)
+            figures = (cells - 48.0) @ np.array(self.clock, np.float64)
+        elif self.numeral is None and self.plain:
             figures = _cells(data, places, self.width).view(f"S{self.width}").reshape(-1).astype(np.float64)
         elif self.numeral is None:
             texts = (data[place : place + self.width].decode("utf-8", "replace") for place in places.tolist())

@@ -117,13 +117,14 @@ def figure(text: str) -> float | None:
     text = text.strip().rstrip("%").strip()
     if not text or len(text) > _LONGEST:
         return None
+    clock = _CLOCK.fullmatch(text) if ":" in text else _SPELT.fullmatch(text)
+    if clock:
+        days, hours, minutes, seconds = clock.groups("0")
+        return int(days) * 86400 + int(hours) * 3600 + int(minutes) * 60 + float(seconds)
     try:
         return _in_range(float(text), text) if "_" not in text else None
     except ValueError:
         pass
-    if clock := _CLOCK.fullmatch(text) or _SPELT.fullmatch(text):
-        days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
-        return days * 86400 + hours * 3600 + minutes * 60 + seconds
     match = _FIGURE.match(text)
     if match is None:
         return {"nan": math.nan, "inf": math.inf}.get(text.lower().lstrip("+-")[:3])
