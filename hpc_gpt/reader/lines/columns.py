@@ -56,8 +56,8 @@ class DigitColumn:
 
     `numeral`: (sign, columns of the digits, number of fraction digits, sign of the exponent, columns of the exponent,
     size); None if each text is converted by itself. `plain`: a decimal number with too many digits for `numeral`, as
-    Python prints floats. `finite`: no line of the kind has a NaN or an infinity in this field. `clock`: the seconds that
-    each character of a clock counts.
+    Python prints floats. `finite`: no line of the kind has a NaN or an infinity in this field. `clock`: the seconds
+    that each character of a clock counts.
     """
 
     field: str
