@@ -145,7 +145,7 @@ until [ -e end ]; do sleep 0.1; done
 """
 
 
-def test_a_task_that_failed_beside_living_ones_is_told_until_steps_follow(tmp_path: Path) -> None:
+def test_a_task_that_failed_is_told_until_steps_follow(tmp_path: Path) -> None:
     (tmp_path / "fit.slurm").write_text(LOST)
     in_process("submit", "--cluster", "local", "fit.slurm", cwd=tmp_path, code=0)
     run = newest()
