@@ -134,8 +134,12 @@ def _no_exchange(engine: Any) -> None:
     optimizer = engine._update.optimizer
     optimizer.send_weights = None
     for matrices in getattr(optimizer, "matrices", ()):
-        matrices._rounds = [tuple(stack if rank == matrices._rank else None for rank, stack in enumerate(one))
-                            for one in matrices._rounds]  # fmt: skip
+
+        def send(stack: Any, own: Any, owner: int, one: Any = matrices) -> Any:
+            result, work = type(one)._send(one, stack, own, owner)
+            return (result if owner == one._rank else torch.zeros_like(result)), work
+
+        matrices._send = send
 
 
 def _nothing_of_others(engine: Any) -> None:
