@@ -50,7 +50,7 @@ def test_an_unread_variable_is_named_with_the_nearest_one(verb):
     assert done.stderr.startswith(f"{lines}Error: no experiment 'nothing-of-that-name'")
 
 
-def test_a_verb_without_an_experiment_names_a_variable_that_is_nearly_one_it_reads():
+def test_without_an_experiment_a_nearly_known_variable_is_named():
     said = in_process("status", environment={"HPC_GPT_LOG": "/x", "HPC_GPT_XYZZY": "1"}).stderr
     assert said.startswith("nothing reads the variable HPC_GPT_LOG; did you mean HPC_GPT_LOGS?\nno runs under ")
 

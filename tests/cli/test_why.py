@@ -206,7 +206,7 @@ def test_all_of_an_answer_is_what_the_attempts_say() -> None:
     answer = json.loads(short(json.dumps(why_json(run.run_id))))
     assert answer.pop("attempts") == [
         {"attempt": 1, "ended": "walltime", "cause": "the time limit of 60 s is over", "pause_s": None, **place,
-         "rank": None, "file": str(first.log).replace(run.run_id, "RUN"), "line": 1, **nothing},
+         "rank": None, "node": "r6i4n5", "file": str(first.log).replace(run.run_id, "RUN"), "line": 1, **nothing},
         {"attempt": 2, "ended": "gpu_memory", "cause": "rank 3: OOM", "pause_s": None, **place, **nothing,
          "others": others, "followed": {"count": 12, "words": then}},
     ]  # fmt: skip

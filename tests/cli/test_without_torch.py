@@ -41,7 +41,7 @@ COMMANDS = {
     "help engines": (0, "fsdp"),
     # What needs them is refused, and says how to install them.
     "data words.txt --tokenizer words.json -o other.tokens": (2, INSTALL),
-    "export RUN": (2, INSTALL),
+    "export RUN": (2, "its program's own: nothing to export"),
     "submit demo --cluster local": (2, INSTALL),
     "doctor demo --cluster local": (1, f"torch is missing in {sys.executable}"),
 }

@@ -214,7 +214,7 @@ def test_a_rank_0_without_a_state_of_adamw_saves_its_number(task: Task, found: F
 
 
 @each_task([task_of(resume_of_0_4, "lacking", *WIDE)])
-def test_a_checkpoint_of_0_4_without_the_number_has_that_of_its_own_index(task: Task, found: Found) -> None:
+def test_without_the_number_0_4s_index_gives_the_step(task: Task, found: Found) -> None:
     links = found(task)["links"]
     assert len(links) == 3
     check(links)

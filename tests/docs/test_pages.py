@@ -28,7 +28,7 @@ from tests.docs.pages import PAGES, README, anchors_of, blocks, text_of
 from tests.docs.pictures import PUBLISHED, SIZE, picture_of_plan, published_runs
 
 
-def test_no_text_for_users_names_a_page_that_pip_does_not_install():
+def test_no_text_names_a_page_that_pip_does_not_install():
     """Docstrings and comments are for readers of the code."""
     for path in sorted((REPOSITORY / "hpc_gpt").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))

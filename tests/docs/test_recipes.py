@@ -138,9 +138,7 @@ rm out-hf/checkpoint-20/trainer_state.json
 exit 137"""
 
 
-def test_the_recipe_of_transformers_trainer_continues_after_a_kill_in_a_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transformers_recipe_continues_after_a_kill_in_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = (REPOSITORY / "tests/command/programs/hf_train.py").read_text()
     program = program.replace('"--step_s", type=float, default=0.0', '"--step_s", type=float, default=0.2')
     section = RECIPES["transformers' Trainer"]

@@ -71,8 +71,8 @@ def test_a_dry_run_shows_a_refusal_in_sbatchs_words(asking: Launcher) -> None:
     assert "Invalid feature specification" in words
     nodes = sum(nodes.count for nodes in asking.cluster.spec.nodes)
     more = str(64 * (nodes // 16 + 1))  # GPUs, four a node
-    _, words = asking.run("submit", "--gpus", more, "--pp", "16", "--dry-run", "--script", "--gbs", more)
-    assert "it cannot start now: Requested node configuration is not available: once it is queued, " in words
+    _, words = asking.run("submit", "--gpus", more, "--pp", "16", "--dry-run", "--script", "--gbs", more, code=1)
+    assert "Slurm would never start this job: " in words
     assert not asking.logs.exists()
 
 

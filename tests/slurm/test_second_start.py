@@ -51,7 +51,7 @@ def endless(bare_launcher: Launcher) -> Iterator[Job]:
         job.wait("the end of all", lambda: job.is_over)
 
 
-def test_a_resumption_is_refused_and_a_start_waits_while_squeue_is_silent(
+def test_no_second_start_while_squeue_is_silent(
     bare_launcher: Launcher, endless: Job, silent: tuple[dict[str, str], Path]
 ) -> None:
     launcher, run, (quiet, answers) = bare_launcher, endless.run, silent
@@ -100,7 +100,7 @@ def test_another_user_does_not_resume_a_run_that_trains(endless: Job, tmp_path: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
-def test_a_submission_that_a_signal_ends_while_sbatch_answers_is_known(
+def test_a_signal_while_sbatch_answers_loses_no_job(
     bare_launcher: Launcher, tmp_path: Path, number: signal.Signals
 ) -> None:
     launcher = bare_launcher

@@ -93,7 +93,7 @@ def test_a_job_that_never_starts_is_named_by_slurms_reason(bare_launcher: Launch
     launcher.run("cancel", str(job.run.path), "--yes")
 
 
-def test_a_request_that_no_node_of_the_partition_holds_is_refused_and_one_for_a_drained_node_waits(
+def test_what_no_node_can_hold_is_refused_drained_ones_wait(
     bare_launcher: Launcher,
 ) -> None:
     launcher = bare_launcher

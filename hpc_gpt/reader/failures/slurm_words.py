@@ -9,8 +9,8 @@ _ROW_END = r"(?!\w)(?: by \d{1,10})?(?:\||\s|$).{0,200})"
 
 
 def _cancelled(what: str, why: str, ended: str, echo: bool = False) -> Pattern:
-    # The node that writes this line is alive: if a node failed, it was another one.
-    node = "(?:" if ended == "node_failure" else "(?P<node>"
+    # The node that writes this line is alive: if a node failed, it was another one. Nor is it to blame for a cancel.
+    node = "(?:" if ended in ("node_failure", "cancelled") else "(?P<node>"
     message = rf"\*\*\* (?:{what}) \d{{1,12}}\S{{0,20}} ON {node}[\w.-]{{1,80}}) CANCELLED AT \S{{1,40}} {why}.{{0,80}}"
     return failure(ended, "CANCELLED", f"(?P<words>{message})", echo)
 

@@ -41,7 +41,10 @@ def read_program_logs(run: RunFolder, attempts: Sequence[AttemptRead]) -> RunRea
     joined: RunParts | None = None
     count = 1
     for read in attempts:
-        logs = [(path, parts) for path in read.attempt.logs if (parts := _known_parts(path, run.path))]
+        # The names of one job's two streams, by which they are grouped.
+        streams = {read.attempt.log: read.attempt.folder / "job.out", read.attempt.err: read.attempt.folder / "job.err"}
+        parts_of = {path: _known_parts(path, run.path) for path in read.attempt.logs}
+        logs = [(streams.get(path, path), parts) for path, parts in parts_of.items() if parts]
         trainings = join_as_one(group_logs(logs))
         trainings = [training for training in trainings if training.has_steps] or trainings
         if not trainings:

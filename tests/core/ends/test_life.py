@@ -114,7 +114,7 @@ def test_a_job_that_is_seen_alive_is_never_declared_gone(squeue, running) -> Non
     assert not running.is_declared_gone("7")
 
 
-def test_a_run_that_wrote_its_end_and_left_the_lock_needs_no_answer(squeue, running) -> None:
+def test_a_run_with_an_end_and_a_lock_needs_no_answer(squeue, running) -> None:
     squeue(SILENT)
     running.attempt(1).write_ended("error", "its cause", 5)
     with pytest.raises(SlurmUnreachable):
@@ -134,7 +134,7 @@ def test_a_job_of_another_user_is_asked_for_by_its_id(squeue, running) -> None:
     check_not_live(running)
 
 
-def test_a_lock_that_a_killed_clean_left_is_removed_by_the_host_that_sees_it(squeue, running) -> None:
+def test_the_host_that_sees_it_removes_a_killed_cleans_lock(squeue, running) -> None:
     """A job on another host could not know that its holder is gone."""
     squeue('echo "7|FAILED|None"')
     lock.release(running, lock.job_holder("7"))
@@ -176,7 +176,7 @@ def test_another_container_is_seen_to_live_and_to_end() -> None:
 
 
 @needs_namespaces
-def test_without_the_kernels_lock_another_container_is_not_known_and_can_be_declared_gone() -> None:
+def test_without_the_kernels_lock_a_container_is_not_known() -> None:
     run = unsubmitted_run("local")
     other = replace(lock.process_holder(os.getpid()), pid_namespace="pid:[1]")
     lock.lock_path(run).write_text(lock.text_of(other))

@@ -252,7 +252,7 @@ def test_a_killed_worker_and_what_was_raised_beat_an_exit_code(words: str) -> No
         ("step 3 loss 2.5", "exit code 75"),
     ],
 )
-def test_what_a_script_printed_last_is_a_better_cause_than_its_exit_code(printed: str, cause: str | None) -> None:
+def test_a_scripts_last_words_are_better_than_its_code(printed: str, cause: str | None) -> None:
     attempt = add_attempt(with_job(own_program("generic-slurm"), "7"), 3, None, job_id="7")
     attempt.log.write_text(f"step 1 loss 2.5\nstep 2 loss 2.5\n{printed}\n\n")
     end = classify(attempt, "error", "exit code 75")
@@ -600,7 +600,7 @@ def test_a_job_takes_its_runs_lock_unless_another_has_it(monkeypatch, capsys) ->
     assert lock.holder(run) is None
 
 
-def test_a_start_that_does_not_know_whether_another_job_trains_waits_and_then_does_not() -> None:
+def test_a_start_waits_while_another_job_is_not_known() -> None:
     run = slurm_run()
     first, own = start(run, job_id="7"), start(run, job_id="8")
 
@@ -633,7 +633,7 @@ def test_only_what_is_known_to_be_gone_lets_another_start(words: list[str], ends
     assert lock.holder(run) == lock.job_holder("8")
 
 
-def test_a_job_that_took_the_lock_after_the_question_is_asked_for_again(monkeypatch, capsys) -> None:
+def test_a_job_that_took_the_lock_later_is_asked_about(monkeypatch, capsys) -> None:
     run = slurm_run()
     own = start(run, job_id="8")
     lock.take(run, lock.job_holder("9"))

@@ -157,7 +157,7 @@ print("step", open(f"out/{newest}/trainer_state.json").read())
 RETRIES = ("--set", "job.restart_in_job=true", "--set", "job.retry_pause_s=0")
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_given(tmp_path: Path) -> None:
+def test_after_a_damaged_checkpoint_the_one_before_is_given(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(DAMAGED)
     (tmp_path / "fit.sh").write_text(script(GIVEN, "python3 train.py"))
     submit = ("submit", "--cluster", "local", "--wait", "--checkpoints", "out/step-*", *RETRIES, "fit.sh")
@@ -168,7 +168,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_given(tmp_path: Pat
     assert f"error: damaged checkpoint {tmp_path}/out/step-20: RuntimeError: PytorchStreamReader failed" in why
 
 
-def test_a_half_written_checkpoint_that_the_script_takes_is_its_fault(tmp_path: Path) -> None:
+def test_a_half_checkpoint_that_the_script_takes_is_named(tmp_path: Path) -> None:
     for step, files in ((20, ("optimizer.pt", "trainer_state.json")), (29, ("optimizer.pt",))):
         (folder := tmp_path / f"out/checkpoint-{step}").mkdir(parents=True)
         for name in files:

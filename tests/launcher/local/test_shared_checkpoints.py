@@ -44,7 +44,7 @@ def state_of(run: RunFolder) -> tuple[str, str]:
     return row["state"], row["cause"] or ""
 
 
-def test_a_live_run_of_the_same_files_is_named_and_so_is_a_start_from_them(folder: Path) -> None:
+def test_a_live_run_of_the_same_checkpoints_is_named(folder: Path) -> None:
     first = submitted("--seed=1")
     wait_for("its steps", lambda: first.attempt(1).last_metrics().get("step") == 6)
     for asked in (SUBMIT, ("submit", "--cluster", "local", "--checkpoints", f"{folder}/out/step-?", "job.sh")):

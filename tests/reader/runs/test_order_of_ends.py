@@ -85,9 +85,7 @@ def end_of(lines: list[str], folder: Path) -> tuple[str, str, int | None]:
         (bars(120, 120, loss=True), 120),
     ],
 )
-def test_a_traceback_after_the_last_step_is_the_end_also_if_it_is_cut_off(
-    lines: list[str], last_step: int, tmp_path: Path
-) -> None:
+def test_a_cut_traceback_after_the_last_step_is_the_end(lines: list[str], last_step: int, tmp_path: Path) -> None:
     assert end_of(lines, tmp_path) == ("done", "", last_step)
     cut = [*lines, "2025-03-01 12:00:00 - ERROR - Error happened while training", *CUT]
     assert end_of(cut, tmp_path) == ("error", "a traceback that the log cu", last_step)
@@ -139,7 +137,7 @@ def test_the_bars_of_a_start_after_a_failed_one_are_the_end(lines: list[str], to
         ([line.replace("/300", "") for line in own(300)], None),  # no total is printed
     ],
 )
-def test_a_word_alone_is_the_end_unless_a_printed_total_was_missed(
+def test_a_word_alone_is_the_end_if_no_total_was_missed(
     lines: list[str], missed: list[str] | None, word: str, tmp_path: Path
 ) -> None:
     assert end_of([*lines, "Saved the model to out/final.pt", word], tmp_path)[0] == "done"

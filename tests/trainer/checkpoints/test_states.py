@@ -281,7 +281,7 @@ def test_only_contents_are_said_to_be_damaged(saved: dict[Any, Path], tmp_path: 
         ("no parameter", "holds no w"),
     ],
 )
-def test_a_checkpoint_that_no_engine_could_load_fails_when_it_is_saved(fault: str, said: str) -> None:
+def test_a_checkpoint_that_none_can_load_fails_at_its_save(fault: str, said: str) -> None:
     files, value = RankFiles(), torch.ones(6)
     whole = Share("w", (6,), None, 0, 1, 0, 6, 6)
     weight, moment = Held(whole, "weight", value), Held(whole, "exp_avg", value)

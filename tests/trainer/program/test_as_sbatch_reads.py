@@ -106,7 +106,7 @@ def test_what_keeps_the_jobs_number_from_the_run_is_left_out(tmp_path: Path, wor
 
 
 @pytest.mark.parametrize("option", ["--no-requeue", "--requeue"])
-def test_that_no_job_follows_is_said_before_the_submission_and_in_status(tmp_path: Path, option: str) -> None:
+def test_that_no_job_follows_is_said_before_and_in_status(tmp_path: Path, option: str) -> None:
     prepared = prepared_of(script(tmp_path, f"#!/bin/bash\n#SBATCH -t 7 {option}\n" + BODY))
     run = with_job(create_run(tmp_path / "logs", prepared.resolved, "", "", {}), "7")
     status = _status(run, {"7": ("PENDING", "Priority")})
@@ -152,7 +152,7 @@ def test_a_comment_is_no_part_of_a_value(tmp_path: Path) -> None:
     text = "#!/bin/bash\n#SBATCH --output=o-%j.txt  # the log\n#SBATCH --comment='a # b' # c\n# SBATCH\n#SBATCH # all\n"
     prepared = prepared_of(script(tmp_path, text + BODY))
     rows = dict(overview(prepared, tmp_path))
-    assert rows["asks Slurm"].startswith("--time=01:00:00 '--comment=a # b' --open-mode=append ")
+    assert rows["asks Slurm"].startswith("--time=01:00:00 '--comment=a # b' --job-name=")
     log = "attempts/<n>/log in the run's folder; before its first line, slurm-%j.out there"
     assert rows["output"] == f"{Path.cwd()}/o-%j.txt, and {log}"
     assert split_directive(r"--comment='it is \a'\ x -n4#5") == ["--comment=it is a x", "-n4"]
@@ -172,7 +172,7 @@ def test_a_dry_run_has_each_option_once(tmp_path: Path, words: tuple[str, ...]) 
     of_label = dict(rows)
     line = shlex.split(of_label["would run"])
     assert (line[0], line[-2:]) == ("sbatch", ["job.sh", "RUN"])
-    shown = list(read_options([*shlex.split(of_label["asks Slurm"]), *line[1:-2]]))
+    shown = list(read_options(shlex.split(of_label["asks Slurm"])))  # those of the command line among them
     names = [option.name for option in shown]
     assert sorted(names) == sorted(set(names))
     # What counts for sbatch: the directives of job.sh, then its command line.
