@@ -78,7 +78,7 @@ def test_a_folder_that_changed_is_refused_at_the_start(tokens: Path, tmp_path: P
 
 
 def test_what_began_from_mistral_is_exported_bit_by_bit(tokens: Path, tmp_path: Path) -> None:
-    shape, folder = replace(FAMILIES["llama"], vocab=256, seq=32), tmp_path / "weights"
+    shape, folder = replace(FAMILIES["llama"], vocab=256, seq=32, pad_token=0), tmp_path / "weights"
     write(shape, folder, dtype="bf16", begun_as="MistralForCausalLM")
     ends = {"bos_token_id": 1, "eos_token_id": [2, 9], "pad_token_id": 0, "max_position_embeddings": 512}
     config = json.loads((folder / "config.json").read_text()) | ends | {"sliding_window": 256}

@@ -300,17 +300,19 @@ def own_program(cluster: str) -> RunFolder:
 def test_a_step_that_is_only_logged_is_progress_but_no_save() -> None:
     run = with_job(own_program("generic-slurm"), "7")
     assert after(run, add_attempt(run, 6, "error", job_id="7"))[0] == "again"
-    second = add_attempt(run, 9, "error", job_id="7")
+    second = add_attempt(run, [metrics_line(step) for step in range(4, 10)], "error", job_id="7")
     assert after(run, second)[0] == "again", "it came further"
     assert [attempt.verdict()["saved_step"] for attempt in run.attempts()] == [None, None]
     assert [(row.resumed, row.saved) for row in read_history(run, 1, NOW)] == [(0, 6), (6, 9)]
-    assert after(run, add_attempt(run, 9, "error", job_id="7"))[0] == "again"
-    assert after(run, add_attempt(run, 8, "error", job_id="7"))[0] == "stop"
+    third = add_attempt(run, [metrics_line(step) for step in range(7, 10)], "error", job_id="7")
+    assert after(run, third)[0] == "again"
+    fourth = add_attempt(run, [metrics_line(step) for step in range(7, 9)], "error", job_id="7")
+    assert after(run, fourth)[0] == "stop"
     begun = run.new_attempt()
     assert facts_of(begun, 0, 0, PrintedEnd()).step == 9, "before its first step"
     restarts = read_restarts(run.attempts()[:-1], live=False)
     assert restarts is not None
-    assert restarts.steps == 8, "each attempt began from the start"
+    assert restarts.steps == 8, "4 to 6, 7 to 9, and 7 and 8 once more"
 
 
 def test_here_a_logged_step_is_no_reason_to_start_again() -> None:
