@@ -383,6 +383,7 @@ def first_save(folder: Path, ranks: int) -> Callable[[], int]:
     from hpc_gpt.trainer.checkpoints.states import INDEX, WEIGHT, Held, SavedIndex, Share, put_states
     from hpc_gpt.trainer.ranks import Peers
 
+    about = {"step": 1, "optimizer": {}, "settings": {"layout.tp": 1}}
     names, sent = [f"blocks.{number}" for number in range(20)], list[int]()
 
     def held(rank: int) -> list[Held]:
@@ -399,12 +400,12 @@ def first_save(folder: Path, ranks: int) -> Callable[[], int]:
             return []
 
         def broadcast(self, value: Any) -> Any:
-            return value if isinstance(value, list) else False
+            return False if isinstance(value, bool) else value
 
     def sends(rank: int) -> Any:
         peer = One()
         peer.rank = rank
-        put_states(RankFiles(peer), held(rank), {"optimizer": {}}, SavedIndex())
+        put_states(RankFiles(peer), held(rank), about, SavedIndex())
         return pickle.dumps(peer.value)
 
     texts = [sends(rank) for rank in range(ranks)]
@@ -415,14 +416,14 @@ def first_save(folder: Path, ranks: int) -> Callable[[], int]:
         size = ranks
 
         def gather(self, value: Any) -> list[Any]:
-            if isinstance(value, bool):
+            if isinstance(value[0], bool):
                 return [value] * ranks
             sent.append(sum(map(len, texts)))
             return list(map(pickle.loads, texts))
 
     def save() -> int:
         sent.clear()
-        put_states(files := RankFiles(First()), held(0), {"optimizer": {}}, SavedIndex())
+        put_states(files := RankFiles(First()), held(0), about, SavedIndex())
         files.write(folder)
         size = (folder / INDEX).stat().st_size
         for path in folder.iterdir():
