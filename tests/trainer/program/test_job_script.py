@@ -53,7 +53,8 @@ def test_a_run_keeps_where_its_script_runs(tmp_path: Path, monkeypatch: pytest.M
     asked = ScriptRequest(script(tmp_path), (), ())
     prepared = prepare(Request("train.slurm", None, None, {"command.checkpoints": "out/step-*"}, script=asked))
     run = write_run(prepared, tmp_path / "logs", {})
-    (tmp_path / "out/step-30").mkdir(parents=True)
+    (tmp_path / "out/step-30/weights").mkdir(parents=True)
+    (tmp_path / "out/step-30/weights/0").write_text("w")  # an empty one is not whole
     assert newest_checkpoint(run, run.resolved().program)[0] == tmp_path / "out/step-30"
 
 

@@ -12,7 +12,6 @@ from typing import NamedTuple, TypeVar
 
 from hpc_gpt.core.optimizers import OptimizerFacts, optimizer_named
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.weights.names import size_of
 
 T = TypeVar("T")
 
@@ -95,6 +94,8 @@ def stacks_of(parameters: Iterable[Owned]) -> list[tuple[int, int, int]]:
 @lru_cache(maxsize=64)
 def parameters_of(shape: ModelShape, ep: int = 1) -> tuple[Owned, ...]:
     """The parameters of our model on a rank that has all, but of `ep` ranks its experts, in the order of the model."""
+    from hpc_gpt.core.weights.names import size_of  # few commands deal parameters
+
     padded, found = replace(shape, vocab=shape.padded_vocab), []
     for name in shape.parameter_names:
         first, *others = size_of(padded, name)
