@@ -310,7 +310,7 @@ def _numbered(run: RunFolder, command: Command, until: float = math.inf, of_any:
 
 
 def _whole(run: RunFolder, command: Command) -> list[_Numbered]:
-    """Those of `_numbered` that are whole."""
+    """The whole checkpoints of `_numbered`."""
     numbered = _numbered(run, command)
     return [each for index, each in enumerate(numbered) if _fault_of(numbered, index, run, command) is None]
 

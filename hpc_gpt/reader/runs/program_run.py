@@ -90,7 +90,7 @@ def lay_over(draft: Draft, logged: RunRead, noted: StepTable) -> None:
     draft.values["settings"] = record.settings | {"program": record.dialect} | draft.values["settings"]
     draft.values["versions"] = draft.values["versions"] | record.versions
     for text, kind in record.all_flags:
-        if kind != ABSENT or text.partition(" ")[0] not in draft:
+        if kind != ABSENT:  # a script need not print all figures; a log alone names those that are missing
             draft.flag(text, kind)
 
 
