@@ -34,11 +34,12 @@ DENSE_1B: Sizes = {
     "down": ((2048, 8192), Split(1)),
 }
 EXPERTS_1B: Sizes = {"up": ((32, 1536, 2048), Split(1, 2)), "down": ((32, 2048, 768), Split(2))}
+# Small: a processor without products in bf16 takes seconds for a matrix of 1024 x 256.
 DENSE: Sizes = {
-    "qkv": ((768, 256), Split(0, 3)),
-    "projection": ((256, 256), Split(1)),
-    "up": ((1024, 256), Split(0)),
-    "down": ((256, 1024), Split(1)),
+    "qkv": ((384, 128), Split(0, 3)),
+    "projection": ((128, 128), Split(1)),
+    "up": ((512, 128), Split(0)),
+    "down": ((128, 512), Split(1)),
 }
 EXPERTS: Sizes = {"up": ((32, 128, 128), Split(1, 2)), "down": ((32, 128, 64), Split(2))}
 PAIRS = 7
