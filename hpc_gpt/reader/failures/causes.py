@@ -278,7 +278,9 @@ def _failures(
     starts = {part.file: part.first_line for part in parts if part.started}  # the last one of each file
     latest: dict[str, float] = {}
     for part, of_part in zip(parts, failed, strict=True):
-        times = [each.at for each in of_part if each.at is not None and not meaning(each.ended).by_scheduler]
+        echoed = {each.place for each in of_part if each.echo}
+        own = [each for each in of_part if each.place not in echoed and not meaning(each.ended).by_scheduler]
+        times = [each.at for each in own if each.at is not None]
         latest[part.file] = max([latest.get(part.file, -math.inf), *times])
     labelled = sum(of_file.labelled > 0 for of_file in of_ranks.values())
     for part, of_part in zip(parts, failed, strict=True):
