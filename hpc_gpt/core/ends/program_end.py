@@ -6,6 +6,7 @@ decides. A new start needs a sure reason, and exit code 0 is not one: a guess is
 
 import itertools
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -14,10 +15,12 @@ from hpc_gpt.core.ends.end_policy import OVER, End
 from hpc_gpt.core.ends.state import BY_ITSELF, EXIT_0_BUT
 from hpc_gpt.core.files import write_once
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.core.runs.stored import read_as, read_stored_lines, stored_lines_from_end
+from hpc_gpt.core.runs.stored import read_as, read_stored, read_stored_lines, stored_lines_from_end
 
 # If a program fails before its first step and its script does nothing more, the script ends within so many seconds.
 AT_ONCE_S = 5.0
+# Words by which a program says that its training is over; not those of a launcher about any program.
+_TRAINING_IS_OVER = re.compile(r"(?i)\btrain(?:ing|er)?\b")
 # Exit codes, as a shell has them, of a program that SIGINT or SIGTERM ended.
 _ASKED_TO_END = (130, 143)
 _FIRST_BYTES = 4096
@@ -46,6 +49,8 @@ class PrintedEnd:
     """The next job of a script that has submitted itself, or its program: its successor."""
     others: str = ""
     """Other jobs that a script has submitted."""
+    loaded: int = 0
+    """The step of the checkpoint that it says it has loaded; 0 if no line says it."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +152,7 @@ def _end_of_exit_0(facts: ProgramFacts) -> End:
     | a sure failure after its last step; or of a program before any step, right before the end | that of the failure |
     | its own message about a time limit | `walltime` |
     | its own message that it is over (a target reached, early stopping), and steps of a known total are left | `done` |
+    | its own message that the training is over, with no step and no failure: it was finished before | `done` |
     | its time limit is near, and steps of a known total are left | `walltime` |
     | steps of a known total are left | `error` |
     | else | `done` |
@@ -165,6 +171,8 @@ def _end_of_exit_0(facts: ProgramFacts) -> End:
     if planned:
         if printed.over and facts.stepped:
             return End("done", f"{printed.over}, {of_planned}", note=_note(facts))
+        if _TRAINING_IS_OVER.search(printed.over) and not (step or printed.note):
+            return End("done", f"{printed.over}; it had no step to train")
         if facts.near:
             return End("walltime", f"{facts.near}, {of_planned}")
         return End("error", f"{BY_ITSELF}{step:,} of {planned:,} steps, with exit code 0")
@@ -210,16 +218,21 @@ def read_said(attempt: Attempt) -> PrintedEnd:
     paths = sorted((attempt.folder / OVER).glob("[0-9]*"))
     printed: list[PrintedEnd] = [task for path in paths if (task := read_as(PrintedEnd, path)) is not None]
     first = min((task for task in printed if task.failed), key=lambda task: not task.of_program, default=PrintedEnd())
-    texts: dict[str, Any] = {
+    values: dict[str, Any] = {
         key: next((text for task in printed if (text := getattr(task, key))), "")
         for key in ("limit", "note", "over", "queued", "others")
     }
-    return replace(first, planned=max((task.planned for task in printed), default=0), **texts)
+    values |= {key: max((getattr(task, key) for task in printed), default=0) for key in ("planned", "loaded")}
+    return replace(first, **values)
 
 
 def facts_of(attempt: Attempt, code: int, planned: int, printed: PrintedEnd) -> ProgramFacts:
     """The facts of an attempt whose program ended with `code`. `planned`: by the settings, 0 if the log says it."""
     step, has_stepped, spacing = _last_step(attempt)
+    if (
+        not has_stepped and printed.failed is None
+    ):  # a finished training that is started once more may have nothing left to print
+        step = max(step, printed.loaded, read_stored(attempt.resume).get("step") or 0)
     seconds, at_once = attempt.script_exit().get("seconds"), attempt.at_once.exists()
     return ProgramFacts(
         code if code >= 0 else 128 - code,

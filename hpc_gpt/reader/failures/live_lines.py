@@ -100,6 +100,7 @@ class LiveLines:
         self.loss: float | None = None  # the last loss, with or without the number of its step
         self.limit = ""  # the line in which the program says that its own time limit ends it
         self.over = ""  # the line in which it says that it ends for another reason
+        self.loaded = 0  # the step of the checkpoint that it says it has loaded
         self._stepped_at: int | None = None  # the last line with a step or a bar
         self.has_steps = False  # lines, not only bars
         self._asked_at: int | None = None  # the line in which srun was asked to end: it then kills its tasks
@@ -129,7 +130,9 @@ class LiveLines:
                 words = hide_secrets(match[0].strip("[] "))[:400]
                 self.limit, self.over = (words, "") if rule.pattern.ended == "walltime" else (self.limit, words)
             elif kind == "fact":
-                self._plan(values_of(line, match, rule.pattern), False)
+                values = values_of(line, match, rule.pattern)
+                self._plan(values, False)
+                self.loaded = int(float_of(values, "resumed_step") or self.loaded)
             elif self._own_pattern is None and kind in ("step", "progress", "eval"):
                 values = values_of(line, match, rule.pattern)
                 row = row or self._by_dialect(kind, values, rank_of(line))

@@ -244,6 +244,10 @@ DIALECT = Dialect(
         ),
         line("fact", "trainable params: {params_trainable} || all params: {params} || trainable%"),
         line("fact", "Continuing training from global step {resumed_step}"),
+        Pattern(
+            "fact",
+            rf"\bResuming training from checkpoint with epoch {INT} and global step (?P<resumed_step>\d{{1,12}})" + END,
+        ),
         Pattern("save", r"\bSaving model checkpoint to \S{1,400}checkpoint-(?P<step>\d{1,12})" + END),
         line("end", "Training completed. Do not forget", ended="done"),
         Pattern("fact", r"\bUsing \w{1,20} (?P<dtype>fp16|bf16) backend"),

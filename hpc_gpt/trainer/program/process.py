@@ -80,10 +80,11 @@ def said_by(lines: LiveLines, over: float | None = None) -> PrintedEnd:
     first = next((live for live in sure if not live.failure.echo), sure[0] if sure else None)
     message = (first or late[0]).failure.message if late else ""
     if first is None:
-        return PrintedEnd(lines.planned, lines.limit, note=message, over=lines.over)
+        return PrintedEnd(lines.planned, lines.limit, note=message, over=lines.over, loaded=lines.loaded)
     failed_s = None if first.moment is None else max(0.0, over - first.moment)
     end = End(first.failure.ended, first.failure.message)
-    return PrintedEnd(lines.planned, lines.limit, end, first.how == "program", failed_s, message, lines.over)
+    is_program = first.how == "program"
+    return PrintedEnd(lines.planned, lines.limit, end, is_program, failed_s, message, lines.over, loaded=lines.loaded)
 
 
 class LastLines:

@@ -1,6 +1,7 @@
 """How a program that is not ours ended: a table of facts and ends, without a process."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,7 @@ EXIT_7 = PrintedEnd(failed=End("error", "task 0: Exited with exit code 7"), fail
 WORDS = PrintedEnd(note="No space left on device")
 OWN = PrintedEnd(limit="exiting program after 1180 minutes")
 OVER = PrintedEnd(over="Early stopping at step 5")
+AGAIN = PrintedEnd(over="Training completed.")
 BOTH = PrintedEnd(limit="exiting program after 1180 minutes", failed=RAISED, of_program=True, failed_s=0.3)
 NEXT = PrintedEnd(queued="626")
 OTHER = PrintedEnd(others="627")
@@ -72,6 +74,10 @@ ASKED = End("walltime", "SIGUSR2: the time limit is near")
         ({"said": OWN}, "done", "exit code 0"),
         ({"step": 5, "planned": 9, "stepped": True, "said": OVER}, "done", "Early stopping at step 5, at 5 of 9"),
         ({"planned": 9, "said": OVER}, "error", "ends by itself at 0 of 9 steps"),
+        # a finished training, started once more
+        ({"planned": 9, "said": AGAIN}, "done", "Training completed.; it had no step to train"),
+        ({"planned": 9, "said": replace(AGAIN, note="data: is empty")}, "error", "ends by itself at 0 of 9 steps"),
+        ({"planned": 9, "step": 5, "said": AGAIN}, "error", "ends by itself at 5 of 9 steps"),  # its checkpoint's
         ({"step": 5, "stepped": True, "said": BOTH}, "user_error", "exit code 0, but ImportError"),
         ({"step": 5, "planned": 9, "near_limit": "the time limit is near"}, "walltime", "the time limit is near, at 5"),
         ({"step": 5, "stepped": True, "near_limit": "the time limit is near"}, "done", "exit code 0, after step 5"),
@@ -166,6 +172,24 @@ def test_what_all_tasks_said_and_the_facts_of_a_folder(tmp_path: Path) -> None:
     facts = facts_of(attempt, -15, 0, said)
     assert (facts.code, facts.step, facts.stepped, facts.planned, facts.ran_s) == (143, 2, True, 9, 3.0)
     assert facts.spacing == 0, "a next epoch began"
+
+
+@pytest.mark.parametrize(
+    ("given", "said", "says"),
+    [
+        (0, PrintedEnd(loaded=9), "9 of 9 steps"),
+        (9, PrintedEnd(), "9 of 9 steps"),
+        (0, PrintedEnd(), "ends by itself at 0 of 9 steps"),
+        (5, PrintedEnd(loaded=5), "ends by itself at 5 of 9 steps"),
+        (9, SURE, "exit code 0, but ImportError"),
+    ],
+)
+def test_a_checkpoint_of_the_last_step_leaves_none(tmp_path: Path, given: int, said: PrintedEnd, says: str) -> None:
+    attempt = add_attempt(RunFolder(tmp_path), [], None)
+    attempt.resume.write_text(json.dumps({"path": "out/step", "step": given}))
+    end = end_of_program(facts_of(attempt, 0, 9, said))
+    assert end is not None
+    assert str(end.cause).startswith(says)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.ends.program_end import PrintedEnd, write_said
+from hpc_gpt.core.ends.program_end import PrintedEnd, end_of_program, facts_of, write_said
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.launcher.attempts import script_end
 from hpc_gpt.launcher.decide import prepare
@@ -17,6 +17,7 @@ from hpc_gpt.reader.failures.live_lines import LiveLines
 from hpc_gpt.trainer.program.process import ForeignLog, said_by
 from tests.cli.command import in_process
 from tests.launcher.local.conftest import newest, status_of
+from tests.made_runs import add_attempt
 from tests.programs import put
 
 RAISED = (
@@ -173,6 +174,33 @@ def test_a_scripts_end_by_what_it_printed_and_its_code(scripts_run: RunFolder, w
     assert end["cause"].startswith(cause), end
     assert (note or "") in (end.get("note") or ""), end
     assert bool(end.get("note")) is bool(note)
+
+
+# The Trainer of transformers, started once more after its last step.
+AGAIN = """[transformers]   Total optimization steps = 32
+[transformers]   Resuming training from checkpoint with epoch 1 and global step 32
+\r  0%|          | 0/32 [00:00<?, ?it/s][transformers]
+
+Training completed. Do not forget to share your model on huggingface.co/models =)
+{'train_runtime': '0.0045', 'train_steps_per_second': '0', 'train_loss': '0', 'epoch': '1'}
+"""
+BEGINS = AGAIN.partition("[transformers]   Resuming")[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "ended", "cause"),
+    [
+        (AGAIN, "done", "32 of 32 steps"),
+        (AGAIN.replace("Resuming", "Going on"), "done", "Training completed; it had no step to train"),
+        (AGAIN.replace("step 32", "step 30"), "error", "ends by itself at 30 of 32 steps"),
+        (BEGINS, "error", "ends by itself at 0 of 32 steps"),
+        (f"{BEGINS}[default] worker group successfully finished\n", "error", "ends by itself at 0 of 32 steps"),
+    ],
+)
+def test_a_finished_training_that_starts_once_more_is_done(tmp_path: Path, text: str, ended: str, cause: str) -> None:
+    end = end_of_program(facts_of(add_attempt(RunFolder(tmp_path), [], None), 0, 0, said_of(text)))
+    assert end is not None
+    assert (end.ended, str(end.cause)[: len(cause)]) == (ended, cause)
 
 
 # --- through a shell
