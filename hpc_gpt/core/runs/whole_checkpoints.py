@@ -15,7 +15,8 @@ from pathlib import Path
 # Endings and beginnings of the name of a checkpoint that is being written, and of a file beside one (NeMo).
 _UNFINISHED_END = re.compile(r"-unfinished$|\.(?:tmp|incomplete|partial)$|\.orbax-checkpoint-tmp-\d+$")
 _UNFINISHED_BEGIN = ("tmp-", ".tmp-")
-_NEIGHBOURS = ("{}-unfinished", "{}.tmp", "{}.incomplete", "tmp-{}")
+_MARKER = "{}-unfinished"
+_COPIES = ("{}.tmp", "{}.incomplete", "tmp-{}")
 # The Trainer of transformers writes trainer_state.json as the last file of checkpoint-N.
 _TRAINER_FOLDER = re.compile(r"checkpoint-\d+")
 _TRAINER_FILES = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth", "rng_state_0.pth")
@@ -41,7 +42,9 @@ def is_being_written(path: Path) -> bool:
 def fault_of_checkpoint(path: Path, earlier: Path | None = None) -> str | None:
     """The reason why a checkpoint is not whole, as the end of "it …"; None if it is whole. `earlier`: the whole
     checkpoint before it, if there is one."""
-    beside = next((name for each in _NEIGHBOURS if (path.parent / (name := each.format(path.name))).exists()), None)
+    # A name without a step (last.pt) gets each save in turn: a copy beside it is what a kill left of a later one.
+    neighbours = (_MARKER, *(_COPIES if _NUMBERS.search(path.name) else ()))
+    beside = next((name for each in neighbours if (path.parent / (name := each.format(path.name))).exists()), None)
     if beside is not None:
         return f"has {beside} beside it"
     marked, fault = _judge_by_mark(path, earlier)

@@ -26,6 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.core.ends.began_again import describe_begin_again
 from hpc_gpt.core.ends.exit_status import exit_code_text
 from hpc_gpt.core.ends.failures import RETRIES
 from hpc_gpt.core.ends.history import read_history
@@ -106,6 +107,8 @@ def event_keys(
     if not trains and not ended:
         ended = ended_as(run, attempt)
         cause = cause_of_attempt(run, attempt, ended) or GONE
+    if event == "first_step":
+        cause = describe_begin_again(run, attempt)
     return {
         "event": event,
         "run": run.run_id,

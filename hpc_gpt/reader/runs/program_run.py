@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpc_gpt.core.runs.record import ABSENT, RECORD_KEYS, Flag
+from hpc_gpt.core.runs.record import ABSENT, RECORD_KEYS, ROUGH_STEP, Flag
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.reader.lines.part import Part
 from hpc_gpt.reader.lines.read_log import read_log
@@ -87,6 +87,8 @@ def lay_over(draft: Draft, logged: RunRead, noted: StepTable) -> None:
             draft.sources.pop(key, None)
             if key in record.sources:
                 draft.sources[key] = record.sources[key]
+    if record.step_s is not None and not lacks_steps:  # of the steps in metrics.jsonl, whose step_s it is no more
+        draft.flags = [flag for flag in draft.flags if getattr(flag, "kind", "") != ROUGH_STEP]
     draft.values["settings"] = record.settings | {"program": record.dialect} | draft.values["settings"]
     draft.values["versions"] = draft.values["versions"] | record.versions
     for text, kind in record.all_flags:

@@ -9,6 +9,7 @@ import pytest
 from hpc_gpt.core.ends.began_again import describe_begin_again
 from hpc_gpt.core.ends.judge import EndedAttempt, Rules, judge
 from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.launcher.attempts.notify import event_keys
 from hpc_gpt.launcher.decide import prepare
 from hpc_gpt.launcher.request import Request, ScriptRequest
 from hpc_gpt.launcher.submission import write_run
@@ -51,6 +52,8 @@ def test_an_attempt_began_again_if_it_loaded_nothing(tmp_path: Path, second: str
     expected = "attempt 2 began at step 1 again, after 60: the script loaded no checkpoint"
     assert sentence == (expected if has_begun_again else None)
     assert describe_begin_again(run, run.attempts()[0]) is None
+    told = event_keys(run, run.resolved(), attempt, "first_step")
+    assert (told["cause"], told["next"]) == (sentence, "it trains"), "while it runs"
 
 
 def test_without_a_saved_checkpoint_that_is_the_reason(tmp_path: Path) -> None:

@@ -95,6 +95,22 @@ def test_an_archive_of_torch_is_whole_with_its_end(tmp_path: Path, cut_bytes: in
     assert (fault_of_checkpoint(path) is None) == (cut_bytes < 22)
 
 
+@pytest.mark.parametrize(
+    ("name", "beside", "is_whole"),
+    [
+        ("last.pt", "last.pt.tmp", True),
+        ("last", "tmp-last", True),
+        ("last", "last-unfinished", False),  # NeMo writes it in place
+        ("step-20.pt", "step-20.pt.tmp", False),
+        ("step-20", "step-20.incomplete", False),
+    ],
+)
+def test_what_a_kill_left_of_the_next_save(tmp_path: Path, name: str, beside: str, is_whole: bool) -> None:
+    (path := tmp_path / name).write_bytes(archive(tmp_path / "all"))
+    (tmp_path / beside).write_bytes(archive(tmp_path / "all", 30))
+    assert (fault_of_checkpoint(path) is None) == is_whole
+
+
 def test_a_file_that_torch_wrote_can_be_read_and_is_whole(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     torch.save({"weight": torch.zeros(1000)}, path := tmp_path / "ckpt.pt")
