@@ -187,8 +187,6 @@ PLACES = {
     "a comment of the experiment": of_program(f"# token: {SECRET}\n", RUN, False),
     "notify.command": of_program(f"[notify]\ncommand = \"curl -H 'X-API-Key: {SECRET}' x\"\n"),
     "notify.command, a list": of_program(f'[notify]\ncommand = ["send", "--token", "{SECRET}"]\n'),
-    "after.run": of_program(f'[after]\nrun = ["eval", "--api-key", "{SECRET}"]\n'),
-    "after.sbatch": of_program(f'[after]\nrun = "eval"\nsbatch = ["--comment", "token={SECRET}"]\n'),
     "track.wandb": of_program(f'[track]\nwandb = "{URL}"\n', 'extends = "demo"\n'),
     "track.mlflow": of_program(f'[track]\nmlflow = "{URL}"\n', 'extends = "demo"\n'),
     "job.sbatch": of_program(f'[job]\nsbatch = ["--comment=token={SECRET}"]\n'),

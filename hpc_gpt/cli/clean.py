@@ -34,10 +34,9 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
     Listed are all checkpoints but the newest sound one, each with its size and the reason why it may go. Checkpoints
     that train.save_at and keep_every name go, too. A run that was refused, never began, or failed before its first step
     and whose program left nothing in it may go whole. Of other runs these never go: records, logs, scripts, data and
-    work/; a checkpoint that an [after] job needs, that an export reads, or from which another run began that has none
-    of its own. A run that trains or waits keeps everything, and so does one that may: if Slurm does not answer, its
-    state is not known. RUN is as for stop, or a folder of runs. Exit 2 if a named RUN trains, waits or may; 1 if a
-    file could not be removed.
+    work/; a checkpoint that an export reads, or from which another run began that has none of its own. A run that
+    trains or waits keeps everything, and so does one that may: if Slurm does not answer, its state is not known. RUN is
+    as for stop, or a folder of runs. Exit 2 if a named RUN trains, waits or may; 1 if a file could not be removed.
     """
     from hpc_gpt.launcher.watch.clean import CleanRules, look, remove_sent
     from hpc_gpt.launcher.watch.clean import clean as remove

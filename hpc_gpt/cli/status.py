@@ -4,7 +4,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from hpc_gpt.cli.verb import verb
 from hpc_gpt.core.columns import Column, column, fitting, grid
 from hpc_gpt.core.ends.failures import ENDED, FAILED, colour_of
 from hpc_gpt.core.files import logs_folder, refused_access
-from hpc_gpt.core.format import clock, counted, plain, show_bytes, show_duration, some, wrapped
+from hpc_gpt.core.format import clock, counted, plain, show_bytes, show_duration, wrapped
 from hpc_gpt.core.output import reader_left
 from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.find_runs import find_runs, no_runs, removed_runs, singles_out
@@ -194,17 +194,4 @@ def _table(rows: list[RunStatus], opened: bool) -> list[str]:
     for row in lines:
         texts = (row.cause, row.pace, row.still, row.slow) if row.state != "done" else ()
         notes += [(row.run, text) for text in texts if text]
-    notes += [(row.run, _after_text(row.after)) for row in lines if row.after]
     return table + [line for run, text in notes for line in wrapped(plain(f"{run}: {text}"), room)]
-
-
-def _after_text(jobs: Sequence[Mapping[str, Any]]) -> str:
-    """The jobs of [after] in one line, by state: `after: 16 done, 4 failed: steps 3, 6, 9, 12, exit code 5`."""
-    done, others = sum(job["state"] == "done" for job in jobs), []
-    for state in sorted({job["state"] for job in jobs} - {"done"}):
-        of_state = [job for job in jobs if job["state"] == state]
-        steps = f"step{'s' * (len(of_state) > 1)} {some([str(job['step']) for job in of_state], 8)}"
-        codes = " or ".join(sorted({str(job["code"]) for job in of_state if job["code"]}))
-        text = f"{len(of_state)} {'failed' if state == 'error' else state}: {steps}"
-        others.append(f"{text}, exit code {codes}" if codes else text)
-    return "after: " + ", ".join([*([f"{done} done"] if done else []), *(["; ".join(others)] if others else [])])

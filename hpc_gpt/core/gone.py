@@ -9,16 +9,20 @@ from hpc_gpt.core.errors import ConfigError
 
 class Gone(NamedTuple):
     """The first version without it, what is in its place, and for a key its default, with which a file may still name
-    it."""
+    it. `stops`: a run that has it is not continued."""
 
     version: str
     instead: str
     default: Any = None
+    stops: bool = True
 
 
 _DRY_RUN = "hpc-gpt submit --dry-run checks the run itself"
-# {a verb, "VERB --option", a key, or "key = value" for a value of a key that stays}
+# {a verb, "VERB --option", a key, "key = value" for a value of a key that stays, or "[table]"}
 GONE: dict[str, Gone] = {
+    "[after]": Gone(
+        "0.5", 'notify.on = ["saved"] names each checkpoint to notify.command, which calls sbatch itself', stops=False
+    ),
     "bench": Gone("0.4", "submit --race measures rows in turns, submit --sweep the published ladders"),
     "doctor --checkpoints": Gone("0.4", _DRY_RUN),
     "doctor --force": Gone("0.4", _DRY_RUN),
@@ -60,18 +64,21 @@ def gone_fault(name: str) -> tuple[str, str] | None:
 
 
 def gone_of_key(key: str, value: Any) -> str | None:
-    """The name in GONE of a dotted key, or of its value; None if both are known, or if it has its former default."""
-    name = f"{key} = {value}"
-    if name in GONE:
-        return name
+    """The name in GONE of a dotted key, of its value or of a table; None if it is known, or has its former default."""
+    for name in (f"{key} = {value}", f"[{key}]"):
+        if name in GONE:
+            return name
     return key if key in GONE and value != GONE[key].default else None
 
 
 def split_gone(tables: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Returns (the stored tables without keys and values that are in GONE, `key = value` of each that did not have
-    its default)."""
+    """Returns (the stored tables without keys, values and tables that are in GONE; each as in GONE, a key that did not
+    have its default as `key = value`)."""
     left, found = copy.deepcopy(dict(tables)), []
     for name in GONE:
+        if name.startswith("["):
+            found += [name] if left.pop(name.strip("[]"), None) else []
+            continue
         key, _, gone_value = name.partition(" = ")
         *parents, last = key.split(".")
         table: Any = left
@@ -87,10 +94,24 @@ def split_gone(tables: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
 
 def refuse_gone(settings: tuple[str, ...], what: str) -> None:
     """Raises ConfigError if `what`, such as a run, has settings (`key = value`) that are gone."""
-    if settings:
-        names = [setting if setting in GONE else setting.partition(" = ")[0] for setting in settings]
-        version = GONE[names[0]].version
+    refused = [(setting, gone) for setting, gone in _gone_of(settings) if gone.stops]
+    if refused:
         raise ConfigError(
-            f"{what} has {', '.join(settings)}, gone since {version}",
-            "; ".join(dict.fromkeys(GONE[name].instead for name in names)),
+            f"{what} has {', '.join(setting for setting, _ in refused)}, gone since {refused[0][1].version}",
+            "; ".join(dict.fromkeys(gone.instead for _, gone in refused)),
         )
+
+
+def gone_notes(settings: tuple[str, ...], own_code: bool = False) -> list[str]:
+    """A note on each of the settings with which a run continues. `own_code`: its job has the code of the version
+    before, which still knows them."""
+    effect = "takes effect as long as the run keeps its own code" if own_code else "has no effect any more"
+    return [
+        f"note: {setting} is gone since {gone.version}, and {effect}: {gone.instead}"
+        for setting, gone in _gone_of(settings)
+        if not gone.stops
+    ]
+
+
+def _gone_of(settings: tuple[str, ...]) -> list[tuple[str, Gone]]:
+    return [(setting, GONE.get(setting) or GONE[setting.partition(" = ")[0]]) for setting in settings]

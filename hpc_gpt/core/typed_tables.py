@@ -98,7 +98,7 @@ class _Check:
             is_whole = is_whole and (entry.name in values or not is_required)
         for name in tables:
             key = prefix + name
-            if key in GONE:  # with its former default it is left out
+            if key in GONE or f"[{key}]" in GONE:  # with its former default it is left out
                 self._is_gone(key, tables[name])
             elif name not in hints:
                 self.faults[key] = self._unknown(kind, prefix, name)

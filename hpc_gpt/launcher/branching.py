@@ -9,6 +9,7 @@ from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.files import data_dir
 from hpc_gpt.core.format import counted
+from hpc_gpt.core.gone import gone_notes
 from hpc_gpt.core.runs.branches import CheckpointHold
 from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name, read_marker
 from hpc_gpt.core.runs.descent import descend, reads_other_data
@@ -64,6 +65,7 @@ def prepare_branch(run: RunFolder, step: int | None, request: Request) -> NewRun
     }
     prepared = prepare_child(run, resolved, title, inputs, profile, request, **fields)
     notes = (
+        *gone_notes(settings.gone),
         *branch_lines(settings, resolved, run, point.step),
         *(f"note: {note}" for note in point.notes),
         *until.notes(resolved.batch, resolved.model.seq),

@@ -30,7 +30,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.rules.engine import product_faults
 from hpc_gpt.core.settings.rules.walk import faults_before
 from hpc_gpt.core.settings.sized import Sized
-from hpc_gpt.core.slurm.directives import after_faults, job_faults
+from hpc_gpt.core.slurm.directives import job_faults
 from hpc_gpt.launcher.notes import Decided, notes_of, notes_on_time
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.render import render_script
@@ -132,7 +132,6 @@ def _read(request: Request, profile: ClusterProfile, file: ExperimentFile, row: 
     faults, full_profile = list[Fault](), of_full_size(request, profile)
     experiment = load_row(file, request.overrides, row, steps_elsewhere, faults)
     faults += job_faults(job_over_profile(experiment, full_profile), full_profile, has_forecast=False)
-    faults += after_faults(experiment.after)
     return _Draft(
         request=request,
         profile=profile,

@@ -179,7 +179,7 @@ def _keys(overrides: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list
         elif table in _TABLES or key in _TRAIN_KEYS:
             tables[table][name] = value
         else:
-            taken = "--set takes keys of [job], [command], [notify], [after], train.steps, and the profile's"
+            taken = "--set takes keys of [job], [command], [notify], train.steps, and the profile's"
             hint = close_matches(key, of_profile) or taken
             faults.append(Fault(f"{key} is not for a job script, which runs as it is", hint, keys=(key,)))
     for name in ("run", "per", "setup", "resume", "snapshot", "link"):

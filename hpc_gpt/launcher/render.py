@@ -20,13 +20,10 @@ from hpc_gpt.core.files import package_text, templates_dir
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.network import HSN
 from hpc_gpt.core.settings.devices import is_amd
-from hpc_gpt.core.settings.program_text import fill, fill_line
 from hpc_gpt.core.settings.resolved import Resolved, folder_name
 from hpc_gpt.core.settings.sized import command_lines, script_title, stop_signal
 from hpc_gpt.core.slurm.directives import (
     JOB_NAME,
-    after_faults,
-    after_options,
     allocated_nodes,
     directives_but_name,
     hides_gpus,
@@ -41,9 +38,6 @@ from hpc_gpt.core.tables import close_matches
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-    from hpc_gpt.core.runs.after_jobs import AfterJob
-    from hpc_gpt.core.runs.run_folder import RunFolder
-
 
 def render_script(resolved: Resolved, template: Path | None = None) -> str:
     """The job script, from `template`, a user's own child of base.sh.j2; without one from the engine's template if it
@@ -54,7 +48,7 @@ def render_script(resolved: Resolved, template: Path | None = None) -> str:
     """
     import jinja2
 
-    raise_faults([*job_faults(resolved.job, resolved.cluster), *after_faults(resolved.after)])
+    raise_faults(job_faults(resolved.job, resolved.cluster))
     names = [f"{resolved.engine.name}.sh.j2", "base.sh.j2"] if template is None else [template.name]
     name = names[0]
     try:
@@ -81,31 +75,6 @@ def render_script(resolved: Resolved, template: Path | None = None) -> str:
     return text if text.endswith("\n") else text + "\n"
 
 
-def render_after_job(resolved: Resolved, run: RunFolder, job: AfterJob, checkpoint: Path) -> str:
-    """The script of the job that `[after]` runs for a checkpoint."""
-    from hpc_gpt.core.runs.checkpoints import program_folder
-
-    after = resolved.after
-    values = {"checkpoint": str(checkpoint), "export": str(job.export), "step": str(job.step), "run": str(run.path)}
-    line = fill_line(after.run, values) if isinstance(after.run, str) else None
-    output = str(job.log).replace("%", "%%")  # sbatch reads it as a pattern
-    options = [f"--job-name={job.name}", f"--output={output}", "--open-mode=append", *after_options(resolved)]
-    return (
-        _environment()
-        .get_template("after-job.sh.j2")
-        .render(
-            **variables(resolved) | {"directives": [quote_directive(option) for option in options]},
-            run=run.path,
-            made_for=job,
-            argv=["bash", "-c", line, "after"]
-            if line is not None
-            else [fill(word, values) for word in after.run or ()],
-            folder=program_folder(run),
-            export=after.export,
-        )
-    )
-
-
 # All but KILL, STOP, CHLD and CONT, and the two that the C library uses.
 _SIGNALS = [number for number in range(1, 65) if number not in (9, 17, 18, 19, 32, 33)]
 
@@ -113,7 +82,6 @@ _SIGNALS = [number for number in range(1, 65) if number not in (9, 17, 18, 19, 3
 def render_job_script(resolved: Resolved, body: bytes, arguments: Sequence[str], directives: Sequence[str]) -> str:
     """The job script around a script of the user's own, which ends with that script's bytes (surrogates stand for bytes
     that are not UTF-8). `directives` are all directives of the text, as sbatch is to read them."""
-    raise_faults(after_faults(resolved.after))
     facts, signal = resolved.script, resolved.job.signal_lead_s
     assert facts is not None
     template = _environment().get_template(f"script/{resolved.cluster.scheduler}.sh.j2")
@@ -193,7 +161,6 @@ def variables(resolved: Resolved) -> dict[str, Any]:
         "nodes": resolved.nodes,
         "allocated_nodes": allocated_nodes(resolved),
         "preflight": bool(resolved.job.preflight) and profile.scheduler == "slurm",
-        "after": resolved.after.is_asked and profile.scheduler == "slurm",
         "notify": resolved.notify if resolved.notify.is_asked and profile.scheduler == "slurm" else None,
         "ranks_per_node": resolved.ranks_per_node,
         "command": command_lines(resolved),

@@ -17,10 +17,11 @@ from hpc_gpt.core.ends.life import ask_life
 from hpc_gpt.core.ends.run_state import done_by
 from hpc_gpt.core.errors import ConfigError, RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.core.format import counted
-from hpc_gpt.core.gone import refuse_gone
+from hpc_gpt.core.gone import gone_notes, refuse_gone
 from hpc_gpt.core.process import Life
 from hpc_gpt.core.runs.branches import ResumptionHold
 from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name, newest_step, unwhole_note
+from hpc_gpt.core.runs.code_archive import CODE_ARCHIVE
 from hpc_gpt.core.runs.descent import descend
 from hpc_gpt.core.runs.heartbeats import gpus_of
 from hpc_gpt.core.runs.lineage import (
@@ -101,9 +102,17 @@ def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: b
 
     Raises RunFolderError, ConfigError, LayoutError or DataError if it cannot.
     """
-    assert request.until is not None
     settings = run.resolved()
     refuse_gone(settings.gone, f"run {run.run_id}")
+    chosen = _choose(run, settings, request, from_start, dry)
+    # On this machine no code of the run's supervises it.
+    of_slurm = isinstance(chosen, SameRun) and settings.cluster.scheduler == "slurm"
+    notes = gone_notes(settings.gone, own_code=of_slurm and (run.path / CODE_ARCHIVE).exists())
+    return replace(chosen, notes=(*notes, *chosen.notes))
+
+
+def _choose(run: RunFolder, settings: Resolved, request: Request, from_start: bool, dry: bool) -> NewRun | SameRun:
+    assert request.until is not None
     if settings.script is not None:
         return _script_resumption(run, request, from_start, dry)
     profile = profile_of(settings, request)

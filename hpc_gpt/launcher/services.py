@@ -1,5 +1,4 @@
-"""The surroundings of a training: the Python of its ranks with the libraries of [track], and the commands of [notify]
-and [after]."""
+"""The surroundings of a training: the Python of its ranks, the libraries of [track], the command of [notify]."""
 
 import os
 import re
@@ -11,13 +10,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.format import Line, counted, show_short
+from hpc_gpt.core.format import Line
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.devices import build_for
-from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.slurm.sbatch_words import read_options, sizes_of
 
 
 def python_lines(profile: ClusterProfile) -> Iterator[Line]:
@@ -66,12 +63,10 @@ def build_fault(profile: ClusterProfile) -> str:
 
 
 def service_lines(resolved: Resolved) -> Iterator[Line]:
-    """The lines on the commands at a run's events and after its checkpoints, with their jobs and GPU-hours at most."""
-    notify, after, track = resolved.notify, resolved.after, resolved.track
+    """The lines on the command at a run's events, and on where its curves are written."""
+    notify, track = resolved.notify, resolved.track
     if notify.is_asked:
         yield Line("notify", f"{_shown(notify.command)}, when {' or '.join(notify.on)}")
-    if after.is_asked:
-        yield Line("after", f"{_shown(after.run)}, {_jobs_after(resolved)}")
     where = [
         *(["tensorboard/ in the run folder"] if track.tensorboard else []),
         *(f"{name} {value}" for name in ("wandb", "mlflow") if (value := getattr(track, name)) is not None),
@@ -82,24 +77,6 @@ def service_lines(resolved: Resolved) -> Iterator[Line]:
 
 def _shown(command: str | tuple[str, ...] | None) -> str:
     return hide_secrets(command if isinstance(command, str) else shlex.join(command or ()))
-
-
-def _jobs_after(resolved: Resolved) -> str:
-    after, train = resolved.after, resolved.train
-    if after.every == 0:
-        count, when = 1, "after the last checkpoint"
-    else:
-        when = "after each checkpoint" if after.every == 1 else f"after one checkpoint in {after.every}"
-        count = 0
-        if train.save_every and not train.save_minutes:
-            count = -(-train.steps // train.save_every) // after.every
-    options = {option.name: option.value for option in read_options(after.sbatch)}
-    sizes, seconds = sizes_of(options), limit_s(options.get("time"))
-    jobs = f"{when}: {counted(count, 'job')}" if count else f"{when}: as many jobs as checkpoints"
-    if not count or seconds is None:
-        return f"{jobs}, with {counted(sizes.nodes * sizes.gpus, 'GPU')} each"
-    hours = count * sizes.nodes * sizes.gpus * seconds / 3600
-    return f"{jobs}, {show_short(hours)} GPU-hours at most"
 
 
 _FIND = "import sys, importlib.util as u; print(*(name for name in sys.argv[1:] if u.find_spec(name) is None))"

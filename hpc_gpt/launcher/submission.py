@@ -35,7 +35,7 @@ from hpc_gpt.core.settings.sweep_rows import faults_of_rows
 from hpc_gpt.core.slurm.clients import check_output_path
 from hpc_gpt.core.slurm.environment import GIVEN, given_environment, has_sbatch, job_python
 from hpc_gpt.core.slurm.requeue import requeue_of
-from hpc_gpt.core.slurm.start_check import ExpectedStart, NeverStarts, ask_after, ask_start, check_reachable
+from hpc_gpt.core.slurm.start_check import ExpectedStart, NeverStarts, ask_start, check_reachable
 from hpc_gpt.core.tables import flat
 from hpc_gpt.launcher.notes import NOTES, standing_lines
 from hpc_gpt.launcher.prepared import Copies, PreparedRun
@@ -156,7 +156,7 @@ def check_sizes(resolved: Resolved) -> None:
     if resolved.cluster.scheduler == "local" and resolved.script is not None:
         given = given_environment(os.environb)
     variables = {**os.environ, **resolved.cluster.environment, **given}
-    commands = {"notify.command": _words(resolved.notify.command), "after.run": _words(resolved.after.run)}
+    commands = {"notify.command": _words(resolved.notify.command)}
     if program is not None:
         lines = ["\n".join([*program.setup, program.run])] if isinstance(program.run, str) else program.run
         commands |= {"command.run": list(lines or ()), "command.args": list(program.args)}
@@ -308,15 +308,12 @@ def start_run(
 
 
 def check_start(resolved: Resolved, script: str) -> str:
-    """The reason why Slurm cannot start a job now; empty if it can. Raises NeverStarts, SlurmUnreachable; JobRefused
-    for jobs of `[after]` that it would refuse for good.
+    """The reason why Slurm cannot start a job now; empty if it can. Raises NeverStarts, SlurmUnreachable.
 
     A refusal of the run itself is left to sbatch, whose message the run's folder notes.
     """
     if resolved.cluster.scheduler != "slurm":
         return ""
-    if resolved.after.is_asked:
-        ask_after(resolved)
     try:
         return ask_start(resolved, script).waits
     except NeverStarts:
@@ -334,8 +331,6 @@ def dry_run(resolved: Resolved, script: str) -> ExpectedStart:
         return ExpectedStart("no sbatch here to ask: this is what would be submitted")
     try:
         check_reachable()  # without this, sbatch would retry for 18 s
-        start = ask_start(resolved, script)
-        of_after = ask_after(resolved) if resolved.after.is_asked else ""
-        return replace(start, answer=f"{start.answer}\n{of_after}") if of_after else start
+        return ask_start(resolved, script)
     except SlurmUnreachable as fault:
         return ExpectedStart(f"{fault}: it was not asked; the script is as it would be submitted")

@@ -16,7 +16,6 @@ from hpc_gpt.core.errors import CheckpointError, DataError
 from hpc_gpt.core.files import write_once
 from hpc_gpt.core.network import check_open_files, use_interface
 from hpc_gpt.core.process import stat_of
-from hpc_gpt.core.runs.after_jobs import forget_over
 from hpc_gpt.core.runs.checkpoints import list_complete
 from hpc_gpt.core.runs.full_disk import reserve, when_there_is_space
 from hpc_gpt.core.runs.lineage import checkpoint_sources, find_ancestors
@@ -229,8 +228,6 @@ class Trainer:
         A branch begins from the checkpoint that it names. If its data are not the checkpoint's, they begin at their
         first sample.
         """
-        if ranks.is_first:
-            forget_over(self._run.path)
         sources = ranks.broadcast(checkpoint_sources(self._run) if ranks.is_first else [])
         for run, step in sources:
             is_own = run.path == self._run.path
@@ -363,9 +360,8 @@ def _limits(heart: Heartbeat) -> str:
 
 def _checkpoints_of(resolved: Resolved, run: RunFolder, ranks: Ranks) -> Checkpoints:
     """The run's checkpoints, with the settings for saving and retention."""
-    train, after = resolved.train, resolved.after
-    followed = after.is_asked and after.every > 0
-    retention = Retention(train.keep_last, train.keep_every, train.save_at, followed=followed)
+    train = resolved.train
+    retention = Retention(train.keep_last, train.keep_every, train.save_at)
     background = Background(resolved.train.save_in_background, resolved.ranks_per_node)
     return Checkpoints(run.checkpoints, ranks, background, retention)
 

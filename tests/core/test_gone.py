@@ -11,9 +11,11 @@ from hpc_gpt.core.settings.resolved import Resolved, config_hash
 from hpc_gpt.core.typed_tables import check_tables, key_in
 from tests.cli.command import in_process
 from tests.made_runs import a_run
+from tests.programs import put
 
+TABLES = [name for name in GONE if name.startswith("[")]
 KEYS = [name for name in GONE if "." in name.split(" ")[0]]
-WORDS = [name for name in GONE if name not in KEYS]
+WORDS = [name for name in GONE if name not in (*KEYS, *TABLES)]
 EXAMPLE = "job.retry_after_exit_0"
 
 
@@ -58,6 +60,17 @@ def test_stored_settings_lose_it_and_say_so(name: str) -> None:
         assert split_gone(tables_of(name, GONE[name].default)) == ({name.partition(".")[0]: {}}, ())
 
 
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_refused_and_stored_settings_lose_it(name: str) -> None:
+    tables = {name.strip("[]"): {"key": 1}}
+    with pytest.raises(ConfigError) as fault:
+        check_tables(tables, Experiment, "x.toml")
+    assert (str(fault.value), fault.value.hint) == (f"x.toml: {name} is gone since {GONE[name].version}",
+                                                    GONE[name].instead)  # fmt: skip
+    assert split_gone(tables) == ({}, (name,))
+    assert split_gone({name.strip("[]"): {}}) == ({}, ())
+
+
 def test_an_older_run_is_read_and_not_continued() -> None:
     run = a_run(5, ended=None, saved=[5])
     stored = json.loads((run.path / "resolved.json").read_text())
@@ -72,3 +85,34 @@ def test_an_older_run_is_read_and_not_continued() -> None:
         done = in_process(*words, "--yes", code=None)
         assert f"has {EXAMPLE} = True, gone since 0.4" in done.stdout + done.stderr, words
         assert done.code != 0
+
+
+AFTER = f"[after] is gone since 0.5, and {{}}: {GONE['[after]'].instead}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "effect"),
+    [
+        (("--resume", "{run}"), "takes effect as long as the run keeps its own code"),
+        (("--resume", "{run}", "--set", "train.log_every=2"), "has no effect any more"),
+        (("--branch", "{run}@5"), "has no effect any more"),
+    ],
+    ids=["as it is", "anew", "a branch"],
+)
+def test_a_run_with_jobs_after_checkpoints_is_continued(tmp_path, monkeypatch, words, effect) -> None:
+    """A run of 0.4 with [after], with the folder of one of its jobs; Slurm knows no job any more."""
+    for client in ("sbatch", "squeue", "sacct", "scontrol"):
+        put(tmp_path / "clients" / client, "#!/bin/sh\n")
+    monkeypatch.setenv("PATH", str(tmp_path / "clients"), prepend=":")
+    run = a_run(5, ended="stopped", saved=[5], cluster="generic-slurm")
+    stored = json.loads((run.path / "resolved.json").read_text())
+    stored |= {"version": "0.4.0", "after": {"run": "python evaluate.py {checkpoint}", "every": 2}}
+    (run.path / "resolved.json").write_text(json.dumps(stored))
+    (run.path / "code.zip").touch()
+    (job := run.path / "after" / "step-5").mkdir(parents=True)
+    (job / "job.json").write_text('{"job_id": "4712", "time": 1.0}\n')
+    (run.path / "after" / "seen.json").write_text('{"step": 5, "count": 1}\n')
+    for verb in ("status", "report", "why", "clean"):
+        assert in_process(verb, run.path).code == 0
+    done = in_process("submit", *(word.format(run=run.path) for word in words), "--dry-run", code=0)
+    assert f"note: {AFTER.format(effect)}" in done.stderr

@@ -24,14 +24,12 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.core.runs.after_jobs import AfterJob
-from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import Chain, Container, list_profiles, load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest, ScriptFacts
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, load_experiment
-from hpc_gpt.core.settings.services import After, Notify
-from hpc_gpt.launcher.render import array_script, render_after_job, render_job_script, render_script
+from hpc_gpt.core.settings.services import Notify
+from hpc_gpt.launcher.render import array_script, render_job_script, render_script
 
 PYXIS = Container("pyxis", "nvcr.io#nvidia/pytorch:26.01-py3", ("/scratch:/scratch", "/data my/x:/data:ro"))
 APPTAINER = Container("apptainer", "/images/it's a.sif", ("/scratch", "/data my/x:/data:ro"))
@@ -119,11 +117,7 @@ SCRIPTS = {
     "command-job-preflight": lambda: _command("h100-80g-8", per="job", nodes=2, preflight=True, stop_signal="USR1"),
     "command-job-alone": lambda: _command("generic-slurm", per="job", nodes=2, stop_signal="none"),
     "notify": lambda: _render("h100-80g-8", overrides={"notify.command": 'mail -s "$USER\'s GPT" me'}, preflight=True),
-    "after": lambda: _render("h100-80g-8", overrides={"after.run": "python evaluate.py"}, preflight=True),
-    "after-pyxis": lambda: _render("h100-80g-8", overrides={"after.run": "true"}, container=PYXIS),
-    "job-script-slurm": lambda: _as_it_is(
-        "h100-80g-8", notify=Notify(("mail", "-s", "GPT", "me")), after=After("true")
-    ),
+    "job-script-slurm": lambda: _as_it_is("h100-80g-8", notify=Notify(("mail", "-s", "GPT", "me"))),
     "job-script-local": lambda: _as_it_is("local", notify=Notify("mail -s GPT me")),
     "stage-warm": lambda: _render("local", stage="warm"),
     "stage-tar": lambda: _render(
@@ -152,29 +146,9 @@ SCRIPTS = {
 }
 
 
-def _after(profile: str = "generic-slurm", run=("python3", "evaluate.py", "{export}"), **changes) -> str:
-    """The script of a job of [after]."""
-    own = {"after.run": run, "after.export": True, "after.sbatch": ["--gpus=1", "--comment=a 'b'"]}
-    settings = load_experiment("demo", own | {"job.account": "abc@v100"})
-    folder = RunFolder(Path("/scratch/my 100% logs/demo/20260102-030405-abcd"))
-    resolved = resolve(settings, replace(load_profile(profile), **changes))
-    job = AfterJob(folder.path / "after" / "step-20")
-    return render_after_job(resolved, folder, job, folder.checkpoints / "step-00000020")
-
-
-AFTER_JOBS = {
-    "after-job-slurm": _after,
-    "after-job-local": lambda: _after("local", "python3 evaluate.py {checkpoint} '{run}/scores' \"step {step}\""),
-    "after-job-staged": lambda: _after("h100-80g-8", stage="/images/an env.tar.gz"),
-    "after-job-pyxis": lambda: _after("h100-80g-8", container=PYXIS),
-    "after-job-apptainer": lambda: _after("h100-80g-8", container=APPTAINER, python="/opt/python3"),
-}
-
-
-WHOLE = {"demo-slurm", "demo-local", "after-job-slurm", "array"}
+WHOLE = {"demo-slurm", "demo-local", "array"}
 # The script from which each other one differs in few lines.
 _LIKE = {
-    "after-job-slurm": ("after-job-local", "after-job-apptainer", "after-job-pyxis", "after-job-staged"),
     "demo-slurm": ("container-environment", "singleton", "48b-generic-slurm", "hostile", "preflight-slurm",
                    "amd-slingshot", "job-script-slurm"),
     "container-environment": ("container-apptainer", "container-pyxis"),
@@ -194,7 +168,7 @@ _SETTINGS = re.compile(r"(?<=<<'HPC_GPT_RESOLVED'\n){.*?\n}\n(?=HPC_GPT_RESOLVED
 
 def rendered(name: str) -> str:
     # The version is the one thing that changes without a change of meaning.
-    return re.sub(r'(hpc-gpt |"version": ")\d+\.\d+\.\d+', r"\g<1>0.0.0", (SCRIPTS | AFTER_JOBS)[name]())
+    return re.sub(r'(hpc-gpt |"version": ")\d+\.\d+\.\d+', r"\g<1>0.0.0", SCRIPTS[name]())
 
 
 def differences(base: str, own: str) -> Iterator[str]:
@@ -286,9 +260,9 @@ def test_shellcheck_finds_nothing_around_a_script_of_ones_own(tmp_path):
     shellcheck = shutil.which("shellcheck")
     if shellcheck is None:
         pytest.skip("no shellcheck here")
-    paths = [tmp_path / f"{name}.sh" for name in SCRIPTS | AFTER_JOBS if name.startswith("job-script-")]
+    paths = [tmp_path / f"{name}.sh" for name in SCRIPTS if name.startswith("job-script-")]
     for path in paths:
-        path.write_text((SCRIPTS | AFTER_JOBS)[path.stem]())
+        path.write_text(SCRIPTS[path.stem]())
     # What is after `exit` is never reached, says shellcheck.
     done = subprocess.run([shellcheck, "-S", "warning", *paths], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
@@ -319,6 +293,6 @@ def test_nothing_of_this_machine_is_in_a_script(monkeypatch):
 
 
 if __name__ == "__main__":
-    for script_name in (SCRIPTS | AFTER_JOBS).keys() - WHOLE:
+    for script_name in SCRIPTS.keys() - WHOLE:
         if not script_name.startswith("job-script-"):
-            Path(sys.argv[1], f"{script_name}.sh").write_text((SCRIPTS | AFTER_JOBS)[script_name]())
+            Path(sys.argv[1], f"{script_name}.sh").write_text(SCRIPTS[script_name]())

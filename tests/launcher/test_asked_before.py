@@ -13,7 +13,7 @@ import pytest
 
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.slurm.reasons import reason_text, with_maintenance
-from hpc_gpt.core.slurm.start_check import ask_after, ask_start, check_reachable, other_scheduler
+from hpc_gpt.core.slurm.start_check import ask_start, check_reachable, other_scheduler
 from tests.cli.command import in_process
 from tests.launcher.test_render import resolved_demo
 
@@ -108,25 +108,6 @@ def test_why_a_job_waits_or_never_starts(says, job, texts, code, words) -> None:
     mem = f"#SBATCH --mem={job['mem']}\n" if "mem" in job else ""
     script = f"#!/bin/bash\n#SBATCH --nodes=2 --ntasks-per-node=4 --gres=gpu:4\n{mem}"
     assert answered(ask_start, of_nodes(**job), script) == words
-
-
-@pytest.mark.parametrize(
-    ("said", "words"),
-    [
-        (NO, "Slurm would not start the jobs of [after] now: Requested node configuration is not available"),
-        ("sbatch: error: Partition not available\n", "Slurm would not start the jobs of [after] now: Partition not "
-         "available"),
-        ("sbatch: error: Invalid qos\n", "JobRefused: Slurm would refuse the jobs of [after]: Invalid qos|change "
-         "after.sbatch"),
-        ("sbatch: error: Unable to contact slurm controller\n", ""),
-    ],
-)  # fmt: skip
-def test_the_jobs_of_after_are_asked_for_too(says, said: str, words: str) -> None:
-    says(1, sbatch=said)
-    resolved = resolved_demo({"after.run": ["true"]})
-    assert answered(ask_after, resolved) == words
-    says(0)
-    assert answered(ask_after, resolved) == ""
 
 
 # Resources in the names of limits, and the reasons of Slurm 22.05 to 25.11 that are no limits.

@@ -289,6 +289,6 @@ def test_a_second_start_finds_the_script_and_settings_there(tmp_path: Path, smal
 
 def test_no_part_of_a_script_needs_a_file_for_a_text() -> None:
     """A here-string is a file in bash before 5.1."""
-    asked = load_experiment("demo", {"notify.command": ["true"], "after.run": "true"})
+    asked = load_experiment("demo", {"notify.command": ["true"]})
     for changes in ({"chain": "singleton"}, {"stage": "/env.tar"}, {"stage": "warm"}):
         assert "<<<" not in render_script(resolve(asked, replace(load_profile("generic-slurm"), **changes)))

@@ -9,7 +9,6 @@ from collections import Counter
 
 import pytest
 
-from hpc_gpt.core.runs.after_jobs import after_table, list_after
 from tests.around import around, events_of, named
 from tests.command.mine import experiment, kill, loss_of_loop, losses, processes
 from tests.slurm.launcher import LONG_LEAD, Job
@@ -48,17 +47,17 @@ def check(job: Job, ended: str, expected: dict[int, float], saved: int) -> None:
 
 @storied
 def test_a_killed_loop_goes_on_and_each_event_is_told_once(teller: Teller) -> None:
-    """Its events are in its folder, and the last checkpoint gets a job."""
+    """Its events are in its folder, with one for each checkpoint."""
     told = teller.launcher.folder / "loop-killed" / "told"
-    after = ("--set", "after.run=basename {checkpoint}", "--set", "after.every=0")
-    job = start(teller, "loop", "killed", *around(told), *after, waits_at="13")
+    job = start(teller, "loop", "killed", *around(told, "saved"), waits_at="13")
     job.wait_step(13)
     kill(job.run, "loop.sh")
     check(job, "error", {step: loss_of_loop(step) for step in range(1, STEPS + 1)}, saved=10)
     assert teller.launcher.state(job) == "done"
     events = events_of(job.run, told)
-    first, retried, second, ended = events
-    assert named(events) == [("first_step", 1), ("retried", 1), ("first_step", 2), ("ended", 2)]
+    saved = [event for event in events if event["event"] == "saved"]
+    first, retried, second, ended = others = [event for event in events if event not in saved]
+    assert named(others) == [("first_step", 1), ("retried", 1), ("first_step", 2), ("ended", 2)]
     for number, event in enumerate((first, second), 1):
         assert (event["ended"], event["cause"], event["next"]) == (None, None, "it trains")
         assert event["step"] >= min(job.metrics(number))
@@ -70,10 +69,8 @@ def test_a_killed_loop_goes_on_and_each_event_is_told_once(teller: Teller) -> No
     assert (ended["step"], ended["steps"], ended["loss"]) == (STEPS, None, loss_of_loop(STEPS))
     assert ended["gpu_hours"] > retried["gpu_hours"] > 0
     assert "notify:" not in job.log()
-    job.wait("the job after its last checkpoint", lambda: any(each.is_over for each in list_after(job.run.path)))
-    (after_last,) = after_table(job.run.path)
-    assert (after_last["step"], after_last["state"], after_last["code"]) == (STEPS, "done", 0)
-    assert str(STEPS) in list_after(job.run.path)[0].log.read_text()
+    kept = {event["step"]: event["checkpoint"] for event in saved}
+    assert kept == {step: str(job.run.path / f"work/out/ckpt-{step}") for step in range(10, STEPS + 1, 10)}
 
 
 @pytest.mark.long

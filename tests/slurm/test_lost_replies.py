@@ -4,12 +4,8 @@ import json
 import re
 import shutil
 import signal
-from collections import Counter
 from pathlib import Path
 
-import pytest
-
-from hpc_gpt.core.runs.after_jobs import after_table
 from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.slurm.conftest import sbatch_in
 from tests.slurm.launcher import AWAY, HELD, SINGLE, Job, Launcher
@@ -76,13 +72,3 @@ def test_the_job_is_found_by_its_command(bare_launcher: Launcher, deaf: dict[str
     runs = [RunFolder(path.resolve()) for path in launcher.logs.glob("lost/*/1/[35]")]
     assert {run.submissions()[-1]["job_id"] for run in runs} == {f"{base}_3", f"{base}_5"}
     launcher.cluster.run("scancel", base, check=True)
-
-
-@pytest.mark.long
-def test_the_job_after_a_checkpoint_is_sent_once(bare_launcher: Launcher, deaf: dict[str, str]) -> None:
-    launcher = bare_launcher
-    job = launcher.submit(*SINGLE, "--set", "after.run=echo {step}", **deaf)
-    job.wait("its jobs", lambda: [row["state"] for row in after_table(job.run.path)] == ["done"] * 3)
-    assert "Socket timed out" in job.log()
-    listed = launcher.cluster.run("squeue", "-h", "-t", "all", "-o", "%j").stdout.split()
-    assert not [name for name, times in Counter(listed).items() if name.startswith("after-") and times > 1]

@@ -4,14 +4,16 @@ import json
 import os
 import re
 import signal
+import sys
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hpc_gpt.core.files import read_json_lines, user_name
-from hpc_gpt.core.runs.after_jobs import after_table, list_after
 from hpc_gpt.core.runs.run_folder import RunFolder
+from tests.docs.pages import blocks
 from tests.slurm.launcher import (
     ENDLESS,
     HELD,
@@ -28,7 +30,6 @@ from tests.slurm.launcher import (
 from tests.slurm.references import single, unbroken
 from tests.slurm.stories import Teller, slow_storied, storied
 
-AFTER = 'echo "{checkpoint} ${SLURM_JOB_NUM_NODES} ${RANK-}"; until [ -e {run}/go ]; do sleep 0.2; done; exit 3'
 NAME = "x; rm -rf ~ $(touch pwned) 'q' \"d\" #no"
 COMMENT = NAME + " \\ back\\slash %j"
 
@@ -151,17 +152,19 @@ def test_hostile_names_and_an_enclosing_job_do_no_harm(teller: Teller) -> None:
 
 @slow_storied
 def test_walltime_saves_requeues_and_resumes(teller: Teller) -> None:
-    """Slurm itself signals it at its time limit. The jobs after its checkpoints wait until it has ended."""
-    beside = ("--set", "track.tensorboard=true", "--set", "train.keep_last=1", "--set", "after.most=2")
-    job = teller.launcher.submit(*SINGLE, *LONG_LEAD, *beside, "--set", f"after.run={AFTER}", **paused(13))
+    """Slurm itself signals it at its time limit. Each kept checkpoint is evaluated, as while-it-runs.md says."""
+    place = teller.launcher.place("evaluated")
+    put_recipe(place)
+    kept = ("save_every=5", "keep_last=1", "keep_every=10", "save_in_background=false")
+    beside = [word for key in kept for word in ("--set", f"train.{key}")]
+    beside += ["--set", "track.tensorboard=true", "--set", 'notify.on=["saved"]', "--set", "notify.timeout_s=60"]
+    beside += ["--set", "notify.command=tee -a told | bash evaluate-each.sh"]
+    job = teller.launcher.submit(*SINGLE, *LONG_LEAD, *beside, cwd=place, **paused(13))
     job.wait_paused()
     job.near_its_limit()
     job.hears(signal.SIGUSR2)
     job.far_from_its_limit()
     job.wait_end()
-    held, then = sorted(path.name for path in job.run.checkpoints.glob("step-*")), after_table(job.run.path)
-    (job.run.path / "go").touch()
-    job.wait("the jobs' ends", lambda: all(each.has_left for each in list_after(job.run.path)))
     assert job.ended() == ["walltime", "done"], job.log()
     assert (job.restarts, job.history()) == (1, ["REQUEUED", "COMPLETED"])
     assert job.losses() == teller(single).losses()
@@ -171,18 +174,37 @@ def test_walltime_saves_requeues_and_resumes(teller: Teller) -> None:
     events.Reload()
     assert {event.step: event.value for event in events.Scalars("loss")} == pytest.approx(job.losses())
     assert "track:" not in job.log()
-    # [after]: the first two checkpoints got a job, and stayed until it had left.
-    first, second = (each.step for each in list_after(job.run.path))
-    assert held == [f"step-{step:08d}" for step in (first, second, STEPS)]
-    assert [row["state"] for row in then] == ["running", "running"]
-    assert [path.name for path in job.run.checkpoints.glob("step-*")] == [f"step-{STEPS:08d}"]
-    rows = json.loads(teller.launcher.run("status", job.run.run_id, "--json")[0])["runs"][0]["after"]
-    assert [(row["step"], row["state"], row["code"]) for row in rows] == [(first, "error", 3), (second, "error", 3)]
-    assert [row["job"] for row in rows] == [row["job"] for row in then]
-    assert len({job.id, *(row["job"] for row in rows)}) == 3
-    assert f"after: step {STEPS}: it gets no job, as 2 jobs have not ended (after.most is 2)" in job.log()
-    for each in list_after(job.run.path):
-        assert each.log.read_text().split() == [str(job.run.checkpoints / f"step-{each.step:08d}"), "1"]
+    # [notify]: each checkpoint once, over both attempts; those of keep_every are evaluated by a job of their own.
+    told = [json.loads(line) for line in (place / "told").read_text().splitlines()]
+    saved = [each["step"] for each in told]
+    # One that the next replaces within a second may have been removed before a look.
+    assert saved == sorted(set(saved))
+    assert {10, 20, STEPS} <= {*saved} <= {5, 10, max(job.metrics(1)), 15, 20, STEPS}
+    assert {each["event"] for each in told} == {"saved"}
+    assert all(each["checkpoint"] == str(job.run.checkpoints / f"step-{each['step']:08d}") for each in told)
+    assert sorted(path.name for path in job.run.checkpoints.iterdir()) == [
+        f"step-{step:08d}" for step in (10, 20, STEPS)
+    ]
+    assert not re.search("^notify: ", job.log(), re.MULTILINE), job.log()
+    logs = [job.run.path / f"evaluate-{step}.log" for step in (10, 20)]
+    job.wait("the evaluations", lambda: all(log.exists() and "\n" in log.read_text() for log in logs))
+    jobs = [log.read_text().split("\n")[-2].split() for log in logs]
+    assert [words[1:] for words in jobs] == [["1", "config.json", "model.safetensors"]] * 2
+    assert len({job.id, *(words[0] for words in jobs)}) == 3
+    assert not list(job.run.path.glob("evaluate-1[1-9].log"))
+
+
+def put_recipe(folder: Path) -> None:
+    """The two scripts of docs/while-it-runs.md in a folder, for each tenth step; the evaluation itself is a line with
+    what it sees: the job, the training's job and the exported files."""
+    each, evaluation = blocks("docs/while-it-runs.md", "bash")
+    (folder / "evaluate-each.sh").write_text(each.replace("5000", "10"))
+    shown = 'echo "$SLURM_JOB_ID ${SLURM_JOB_NUM_NODES}${HPC_GPT_RUN-}${SLURM_RESTART_COUNT-}" $(ls "$1/export-$2")'
+    own = {"hpc-gpt": f"{sys.executable} -m hpc_gpt", 'python evaluate.py "$1/export-$2"': shown}
+    for text, other in own.items():
+        assert evaluation.count(text) == 1, text
+        evaluation = evaluation.replace(text, other)
+    (folder / "evaluate.slurm").write_text(evaluation)
 
 
 @pytest.mark.long(always=True)

@@ -16,7 +16,7 @@ from hpc_gpt.core.settings.cluster import Container, load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, Job, LayoutRequest
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.services import After, Notify
+from hpc_gpt.core.settings.services import Notify
 from hpc_gpt.launcher.render import render_script
 from tests.golden.test_scripts import MEGATRON_LM, SCRIPTS, _as_it_is, _render
 from tests.programs import put, ran
@@ -56,7 +56,7 @@ USUAL = TABLE["usual"].split()
 
 
 def beside(profile: str, **changes: Any) -> str:
-    asked = {"notify.command": "true", "after.run": "true", "layout.gpus": 16}
+    asked = {"notify.command": "true", "layout.gpus": 16}
     return _render(profile, overrides=asked | changes.pop("overrides", {}), **changes)
 
 
@@ -75,7 +75,7 @@ CASES: dict[str, tuple[Callable[[], str], dict[str, str], tuple[str, ...]]] = {
     "one and no preflight": (
         lambda: beside("h100-80g-8", chain="none", overrides=ONE, stage="/x.tar"), JOB, ()
     ),
-    "unsound": (lambda: _render(overrides={"after.run": "true"}, preflight=True), JOB | {"UNSOUND": "1"}, ()),
+    "unsound": (lambda: _render(preflight=True), JOB | {"UNSOUND": "1"}, ()),
     "race": (race, JOB, ()),
     "modules": (
         lambda: _render(modules=("a/1", "b 2"), environment={"A": "it's", "PYTORCH_CUDA_ALLOC_CONF": "b"}), JOB, ()
@@ -119,10 +119,10 @@ CASES: dict[str, tuple[Callable[[], str], dict[str, str], tuple[str, ...]]] = {
     ),
     "script again": (lambda: _as_it_is("generic-slurm", "singleton"), JOB, ("/s", "the-python", "--x=y")),
     "script on sound nodes": (
-        lambda: _as_it_is("generic-slurm", job=Job(preflight=True), after=After("true"), notify=Notify("true")), JOB, ()
+        lambda: _as_it_is("generic-slurm", job=Job(preflight=True), notify=Notify("true")), JOB, ()
     ),
     "script on no sound node": (
-        lambda: _as_it_is("generic-slurm", job=Job(preflight=True), after=After("true")), JOB | {"UNSOUND": "1"}, ()
+        lambda: _as_it_is("generic-slurm", job=Job(preflight=True)), JOB | {"UNSOUND": "1"}, ()
     ),
     "script here, by hand": (SCRIPTS["job-script-local"], {"HPC_GPT_LOGS": "/l"}, ()),
     "script here": (SCRIPTS["job-script-local"], {**HERE, "HPC_GPT_GIVEN": "g"}, ()),

@@ -1,19 +1,11 @@
-"""The submitted code, the events, and the job of [after]: each in bash with stand-ins."""
+"""The submitted code and the events: each in bash with stand-ins."""
 
-import json
-import os
 from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.runs.after_jobs import AfterJob
-from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.settings.cluster import load_profile
-from hpc_gpt.core.settings.decide import resolve
-from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.launcher.render import render_after_job
 from tests.launcher.test_shell_functions import bash, program
-from tests.programs import put, ran
+from tests.programs import put
 
 SLURM = {"container": None, "python_here": '"${python[@]}"'}
 LOCAL = {**SLURM, "scheduler": "local", "python_here": '"$HPC_GPT_PYTHON"'}
@@ -87,40 +79,3 @@ def test_events_are_sent_after_the_ranks_and_a_hang_is_killed(tmp_path: Path) ->
     done = bash(tmp_path, "slurm/notify.sh.j2", "python=(the-python) n=2; send_event refused", facts, HPC_GPT_RUN="/r")
     # It may not have come as far as its first word.
     assert done.out.removeprefix("refused\n") == "notify: its process has not ended and is killed\n"
-
-
-EXPORT = "-m hpc_gpt.trainer.export {0} {0}/after/step-20/export fp32 20 | {0}/code.zip:/mine\n"
-RUNS = "evaluate of step 20 in {1} with {2}, TERM \n"
-LEFT = "-m hpc_gpt.launcher.after {0} left 20 | {0}/code.zip{3}\n"
-
-
-@pytest.mark.parametrize(
-    ("kind", "said", "code"),
-    [
-        ("", EXPORT + RUNS + LEFT, 3), ("own", RUNS + LEFT, 3), ("fails", EXPORT + LEFT, 9), ("mine", RUNS + LEFT, 3),
-        ("another", "job 41 has already run for this step\n", 0),
-    ],
-)  # fmt: skip
-def test_the_job_of_after_exports_runs_and_says_how_it_ended(tmp_path: Path, kind: str, said: str, code: int) -> None:
-    """`mine`: it was started before, as this job that Slurm has requeued; `own`: the user has no PYTHONPATH."""
-    line = 'echo "evaluate of step {step} in $PWD with ${PYTHONPATH-none}, TERM $(trap -p TERM)"; exit 3'
-    asked = {"after.export": True, "after.run": line}
-    run = RunFolder(tmp_path / "run")
-    (folder := run.path / "after/step-20").mkdir(parents=True)
-    resolved = resolve(load_experiment("demo", asked), load_profile("generic-slurm"))
-    run.path.joinpath("resolved.json").write_text(resolved.to_json())
-    put(tmp_path / "job.sh", render_after_job(resolved, run, AfterJob(folder), run.checkpoints / "step-00000020"))
-    program(tmp_path, "the-python", f'echo "$* | $PYTHONPATH"; [[ $* != *export* ]] || exit {9 * (kind == "fails")}')
-    if kind in ("mine", "another"):
-        (folder / "started").write_text("40\n" if kind == "mine" else "41\n")
-    if kind in ("mine", "own"):
-        (folder / "export").mkdir()
-    given = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HPC_GPT_PYTHON": "the-python", "SLURM_JOB_ID": "40",
-             "PYTHONPATH": f"{run.path}/code.zip{':/mine' * (kind != 'own')}"}  # fmt: skip
-    done = ran("bash", tmp_path / "job.sh", cwd=tmp_path, env=given)
-    own = ("none", "") if kind == "own" else ("/mine", ":/mine")
-    assert (done.stdout, done.stderr, done.returncode) == (said.format(run.path, tmp_path, *own), "", code)
-    assert (folder / "started").read_text() == ("41\n" if kind == "another" else "40\n")
-    if kind != "another":
-        ended = json.loads((folder / "ended.json").read_text())
-        assert (ended.pop("time") > 1e9, ended) == (True, {"code": code})

@@ -26,7 +26,7 @@ from hpc_gpt.core.settings.program_text import (
     texts_of,
 )
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.settings.services import AFTER_BRACES, Plan
+from hpc_gpt.core.settings.services import Plan
 
 # The keys of [train] that concern the attempt, or the figures of the record.
 _OF_TRAIN = ("steps", "minutes", "dtype", "hang_multiple", "hang_floor_s")
@@ -132,7 +132,7 @@ def _value_faults(command: Command) -> Iterator[Fault]:
         elif not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
             message = f"command.values has {name!r}, which is not made of letters, digits and _"
             yield Fault(message, "give it another name")
-        elif name in (*BRACES, *AFTER_BRACES):
+        elif name in BRACES:
             yield Fault(f"command.values has {name}, which hpc-gpt itself fills in", "give it another name")
         elif name not in used:
             yield Fault(

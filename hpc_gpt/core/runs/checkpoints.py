@@ -227,13 +227,6 @@ def work_folder(run: RunFolder, command: Command) -> Path:
     return run.path / WORK if command.snapshot else Path(command.workdir)
 
 
-def program_folder(run: RunFolder) -> Path | None:
-    """The folder in which a user's own program runs; None for our trainers, and for a job script, which runs where it
-    was submitted."""
-    command = command_of(run)
-    return None if command is None or command.script is not None else work_folder(run, command)
-
-
 def checkpoints_of(run: RunFolder) -> list[tuple[int, Path]]:
     """Returns (step, path) of the complete checkpoints of a run, by step; for Megatron-LM only the newest."""
     if (command := command_of(run)) is not None:

@@ -218,8 +218,6 @@ class Record:
     "The node that failed."
     attempts: list[dict[str, Any]] | None = None
     "Each start of the run: steps, times, how it ended."
-    after: list[dict[str, Any]] | None = None
-    "The jobs of [after]: step, job, state, code."
     ended: str | None = None
     "How the run ended, or its state."
     cause: str | None = None

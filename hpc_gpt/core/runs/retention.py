@@ -10,24 +10,18 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hpc_gpt.core.runs.after_jobs import held_steps, hold_back
 from hpc_gpt.core.runs.branches import is_read, put_back, reserved_steps, set_aside_to_delete
 from hpc_gpt.core.runs.checkpoints import DAMAGED, DELETING, WRITING, has_all_bytes, list_complete, set_aside, step_in
-
-# The reason to keep a checkpoint that only a job of [after] needs; the job may end at any time.
-HELD = "a job of [after] needs it"
 
 
 @dataclass(frozen=True)
 class Retention:
     """The rules of what stays: the last `keep_last` checkpoints (0: all), the multiples of `keep_every` (0: none), the
-    steps `keep_at`, checkpoints from which branches of the run begin, and checkpoints that a job of `[after]` needs.
-    `followed`: also checkpoints that may still get such a job."""
+    steps `keep_at`, and checkpoints from which branches of the run begin."""
 
     keep_last: int = 0
     keep_every: int = 0
     keep_at: tuple[int, ...] = ()
-    followed: bool = False
 
     def sort_out(
         self, folder: Path, newest: int, wanted: Collection[int] = (), is_sound: Callable[[Path], bool] = has_all_bytes
@@ -41,7 +35,6 @@ class Retention:
         sound = 0
         oldest = newest + 1
         checkpoints = [(step, path) for path in list_complete(folder) if (step := step_in(path.name)) <= newest]
-        held = held_steps(folder.parent, [step for step, _ in checkpoints], self.followed)
         reserved, read = {*reserved_steps(folder.parent), *wanted}, is_read(folder.parent)
         sorted_out = []
         for step, path in checkpoints:
@@ -53,10 +46,8 @@ class Retention:
                 why = "train.keep_every or train.save_at keeps it"
             elif step in reserved:
                 why = "a run that began from it has none of its own yet"
-            elif read:
-                why = "an export or a submission reads it"
             else:
-                why = HELD if step in held else ""
+                why = "an export or a submission reads it" if read else ""
             sorted_out.append((path, why))
         if sound == self.keep_last:
             for path in folder.glob(f"{DAMAGED}step-*"):
@@ -74,7 +65,7 @@ class Retention:
             return []
         gone = []
         for path, why in self.sort_out(folder, newest):
-            if not why or (why == HELD and not hold_back(folder.parent, step_in(path.name), self.followed)):
+            if not why:
                 gone += rename_to_delete(path)
         return gone
 

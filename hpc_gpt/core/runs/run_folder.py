@@ -94,7 +94,6 @@ class Attempt:
     notified = AttemptPath("notified")  # a file for each event that the user's command got; see `attempts.notify`
     elsewhere = AttemptPath("elsewhere")  # a link to each file to which a job script sends its programs' output
     outputs = AttemptPath("outputs.json")  # the files that a job script's `--output` and `--error` name
-    ranks_ended = AttemptPath(".ranks-ended")  # tells the processes beside the ranks to finish and end
 
     @property
     def number(self) -> int:
@@ -248,6 +247,11 @@ class RunFolder:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def announced(self) -> Path:
+        """The folder with a file for each checkpoint that the user's command got; see `attempts.notify`."""
+        return self.path / "announced"
 
     @property
     def sweep_id(self) -> str | None:

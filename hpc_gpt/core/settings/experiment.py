@@ -14,7 +14,7 @@ from hpc_gpt.core.recomputation import Recompute, recomputation
 from hpc_gpt.core.settings.data_source import MixedSource
 from hpc_gpt.core.settings.key_rules import key
 from hpc_gpt.core.settings.model_keys import Model
-from hpc_gpt.core.settings.services import After, EngineName, Notify, OptimizerName, Plan, Track
+from hpc_gpt.core.settings.services import EngineName, Notify, OptimizerName, Plan, Track
 
 Source = Literal["stdlib", "tokens", "random", "megatron", "stream", "mix"]
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -360,7 +360,6 @@ class Experiment:
     job: Job = field(default_factory=Job)
     command: Command = field(default_factory=Command)
     notify: Notify = field(default_factory=Notify)
-    after: After = field(default_factory=After)
     track: Track = field(default_factory=Track)
     plan: Plan = field(default_factory=Plan)
 

@@ -10,12 +10,11 @@ from hpc_gpt.core.optimizers import optimizer_named
 from hpc_gpt.core.settings.experiment import Data, Engine, Job, Train
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
-from hpc_gpt.core.settings.services import After
 from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.tables import toml_value
 
 # Without [layout]: a run has only the resolved layout, not the request.
-_DEFAULTS = {"data": Data(), "engine": Engine(), "train": Train(), "job": Job(), "after": After()}
+_DEFAULTS = {"data": Data(), "engine": Engine(), "train": Train(), "job": Job()}
 
 
 def _saves_nothing(sized: Sized) -> str:
@@ -62,7 +61,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Sized], str]], ...] = (
         ("engine.prefetch", "engine.reshard", "engine.gather_blocks"),
         lambda sized: "" if sized.layout.data_ranks > 1 else "the weights are not sharded: dp is 1",
     ),
-    (("after.run",), _saves_nothing),
     (
         ("layout.allow_tp_across_nodes",),
         lambda sized: "" if sized.layout.tp > sized.ranks_per_node else f"tp {sized.layout.tp} is within a node",

@@ -70,7 +70,7 @@ class Resolved(Sized):
     def files_mode(self) -> int:
         """The mode of the files that hold the settings, within the umask: for their owner alone if command lines of the
         user's own are in them, as these may contain a secret that nobody knows as one."""
-        lines = (self.command, self.script, self.cluster.setup, self.notify.command, self.after.run)
+        lines = (self.command, self.script, self.cluster.setup, self.notify.command)
         return 0o600 if any(lines) else 0o666
 
     def to_json(self) -> str:

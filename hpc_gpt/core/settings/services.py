@@ -1,4 +1,4 @@
-"""The services around a run, `[notify]`, `[after]` and `[track]`; and `[plan]`, the planner's facts about the user's
+"""The services around a run, `[notify]` and `[track]`; and `[plan]`, the planner's facts about the user's
 own program. A missing table requests nothing.
 
 Their keys affect neither weights nor speed, so none is in `config_hash`, and each may change when a run resumes.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     OptimizerName = str
 else:
     EngineName, OptimizerName = Literal[ENGINE_NAMES], Literal[OPTIMIZER_NAMES]
-Event = Literal["first_step", "ended", "failed", "retried", "stopped", "slow"]
+Event = Literal["first_step", "saved", "ended", "failed", "retried", "stopped", "slow"]
 AttentionKernel = Literal["unfused", "triton", "fa2", "fa3", "cudnn", "cudnn-fp8", "te", "sdpa", "flex"]
 GradSum = Literal["fp32", "bf16", "fp16"]
 Loss = Literal["none", "half", "jit", "kernel"]
@@ -33,8 +33,6 @@ HeldAs = Literal["mixed", "fp32", "bf16", "bf16 moments"]
 Dispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
 Routing = Literal["real", "forced balance"]
 CudaGraph = Literal["attn", "moe_router", "moe_preprocess", "full"]
-# Names that are filled into the texts of [after].
-AFTER_BRACES = ("checkpoint", "export", "step", "run")
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ class Notify:
     command: str | tuple[str, ...] | None = key(None, resume="free", affects=())
     'A line for bash, or a list executed without a shell; for example "mail -s GPT me@example.org".'
     on: tuple[Event, ...] = key(("ended", "failed", "retried"), resume="free", affects=())
-    "Events that it is started for: first_step, ended, failed, retried, stopped, slow."
+    "Events that it is started for: first_step, saved, ended, failed, retried, stopped, slow."
     timeout_s: float = key(20.0, resume="free", affects=(), above=0)
     "Seconds after which it is killed; for example 60."
 
@@ -58,29 +56,6 @@ class Notify:
         if isinstance(self.command, str):
             return "bash", "-c", self.command
         return self.command or ()
-
-
-@dataclass(frozen=True)
-class After:
-    """`[after]`: a separate job after each checkpoint, such as an evaluation.
-
-    In its texts `{checkpoint}`, `{export}`, `{step}` and `{run}` are filled in, quoted for bash.
-    """
-
-    run: str | tuple[str, ...] | None = key(None, resume="free", affects=())
-    'Command of the job: a line for bash, or a list; for example "python evaluate.py {checkpoint}".'
-    every: int = key(1, resume="free", affects=(), least=0)
-    "Runs after each n-th checkpoint; 0: only after the last one of a run that is done; for example 5."
-    export: bool = key(False, resume="free", affects=())
-    "Whether the job first exports the checkpoint in Hugging Face's format, to {export}."
-    sbatch: tuple[str, ...] = key((), resume="free", affects=())
-    'Options of sbatch for this job; it inherits only the account; for example ["--gpus=1", "--time=1:00:00"].'
-    most: int = key(4, resume="free", affects=(), least=1)
-    "Most unfinished jobs at a time; at this number a checkpoint gets none; for example 2."
-
-    @property
-    def is_asked(self) -> bool:
-        return self.run is not None
 
 
 @dataclass(frozen=True)
@@ -136,4 +111,4 @@ class Plan:
 
 
 # {name of the table in an experiment: its default, which requests nothing}
-SERVICES: dict[str, Any] = {"notify": Notify(), "after": After(), "track": Track(), "plan": Plan()}
+SERVICES: dict[str, Any] = {"notify": Notify(), "track": Track(), "plan": Plan()}

@@ -19,7 +19,7 @@ from hpc_gpt.core.settings.key_rules import KeyRules, key_rules
 from hpc_gpt.core.settings.layout import AXES, Batch, Layout
 from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.settings.services import After, Notify, Plan, Track
+from hpc_gpt.core.settings.services import Notify, Plan, Track
 
 # The unknown model and batch of a program; each is null in resolved.json.
 NO_MODEL = ModelShape(hidden=0, layers=0, heads=1, vocab=0, seq=0)
@@ -64,7 +64,6 @@ class Sized:
     row: str | None = None
     command: Command | None = None
     notify: Notify = field(default_factory=Notify)
-    after: After = field(default_factory=After)
     track: Track = field(default_factory=Track)
     plan: Plan = field(default_factory=Plan)
     script: ScriptFacts | None = None

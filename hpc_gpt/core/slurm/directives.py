@@ -20,7 +20,6 @@ from hpc_gpt.core.secrets import hide_secrets, hide_words
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Job, limit_s
 from hpc_gpt.core.settings.resolved import JOB_NAME_BYTES, Resolved
-from hpc_gpt.core.settings.services import After
 from hpc_gpt.core.slurm.requeue import requeue_of
 
 # Names with their letters, in three lists: options with a value, with an optional value, without a value.
@@ -135,10 +134,6 @@ _OWNED_SBATCH = {
 }  # fmt: skip
 _OWNED_SRUN = dict.fromkeys(("ntasks", "nodes", "ntasks-per-node", "export", "kill-on-bad-exit"))
 _GPUS_OF_A_TASK = re.compile(r"--gpus-per-task=(?:\w+:)?(\d+)")
-# The flags that a job of [after] always has.
-_OWNED_AFTER = dict.fromkeys(
-    ("job-name", "output", "error", "open-mode", "array", "wrap", "wait", "parsable", "test-only", "clusters")
-)
 # {flag without such a key: why it cannot be added}.
 _WHY = {
     "gpus-per-task": "--ntasks-per-node already starts one task per GPU; if a rank is to see its own GPU alone, give "
@@ -179,22 +174,6 @@ def job_faults(job: Job, profile: ClusterProfile, has_forecast: bool = True) -> 
     hint = "change the key in the experiment, the cluster profile or with --set"
     for message in messages:
         yield Fault(message, hint)
-
-
-def after_faults(after: After) -> Iterator[Fault]:
-    """The faults of options that the directives of a job of `[after]` cannot hold."""
-    for i, flag in enumerate(after.sbatch):
-        if bad := _control_character(flag):
-            message = f"after.sbatch[{i}] holds {bad}, which a line of the script cannot carry: {flag!r}"
-            yield Fault(message, "change after.sbatch")
-    for message in _owned_faults("after.sbatch", "sbatch", after.sbatch, _OWNED_AFTER):
-        yield Fault(message, "change after.sbatch")
-
-
-def after_options(resolved: Resolved) -> list[str]:
-    """The options of sbatch for a job of `[after]`."""
-    account = resolved.job.account
-    return [*([f"--account={account}"] if account is not None else []), *resolved.after.sbatch]
 
 
 def sbatch_directives(resolved: Resolved) -> list[str]:

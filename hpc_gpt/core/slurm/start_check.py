@@ -22,9 +22,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.clients import ask, sbatch_failed
 from hpc_gpt.core.slurm.directives import (
     DIRECTIVE,
-    after_options,
     options_of,
-    quote_directive,
     script_directives,
 )
 from hpc_gpt.core.slurm.environment import has_sbatch, submission_environment
@@ -160,21 +158,6 @@ def _option_hint(name: str, resolved: Resolved) -> str:
     word = re.compile(rf"{DIRECTIVE}\b.*\s{re.escape(name)}(?![\w-])")
     place = next((f"{path.name}:{number}: " for number, line in enumerate(lines, 1) if word.match(line)), "")
     return place + near
-
-
-def ask_after(resolved: Resolved) -> str:
-    """Asks Slurm about the jobs of `[after]`, before there is a checkpoint. Returns its objection, empty if it would
-    accept them or does not answer. Raises JobRefused if it would always refuse them."""
-    script = "\n".join(["#!/bin/bash", *(f"#SBATCH {quote_directive(option)}" for option in after_options(resolved))])
-    try:
-        answer = ask(["sbatch", "--test-only"], submission_environment(os.environ, {}), f"{script}\n", _ASK_S)
-    except SlurmUnreachable:
-        return ""
-    if answer.code == 0 or answer.unreachable:
-        return ""
-    if any(pattern.search(answer.stderr) for pattern in (_NO_NODES, _NOT_NOW, _CLOSED)):
-        return f"Slurm would not start the jobs of [after] now: {answer.sentence}"
-    raise JobRefused(f"Slurm would refuse the jobs of [after]: {answer.sentence}", "change after.sbatch")
 
 
 def _later(message: str, now: float) -> str:

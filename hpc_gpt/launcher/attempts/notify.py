@@ -4,7 +4,7 @@
 
 WHEN is
 
-    beside   while the ranks run: sends what was not sent before, then the first step, and each slow rank
+    beside   while the ranks run: sends what was not sent before, then the first step, each checkpoint and slow rank
     after    the attempt is judged; a job that continues is back in the queue
     refused  the attempt did not start
 
@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -34,6 +35,7 @@ from hpc_gpt.core.ends.judge import gpu_hours
 from hpc_gpt.core.ends.run_state import GONE, cause_of_attempt, is_lost_here, read_end
 from hpc_gpt.core.ends.state import class_of
 from hpc_gpt.core.format import cut, plain
+from hpc_gpt.core.runs.checkpoints import checkpoints_of
 from hpc_gpt.core.runs.heartbeats import gpus_of, read_heartbeats
 from hpc_gpt.core.runs.record import finite
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
@@ -41,12 +43,15 @@ from hpc_gpt.core.runs.slow_ranks import SlowRank, slow_ranks, window_s
 from hpc_gpt.core.runs.stored import read_stored_lines
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.environment import without_our_code
 
 # The pause before the next start must exceed the command's time limit by so much: a job that is back in the queue does
 # not start before its script has ended.
 _SPARE_S = 10.0
 _POLL_S = 0.2
+# Checkpoints of a program are searched by a pattern, over a folder that may be large.
+_CHECKPOINTS_S, _PROGRAM_CHECKPOINTS_S = 1.0, 5.0
 # The longest time between two looks for slow ranks.
 _LOOK_S = 30.0
 # Seconds that `tail` gets to write the end of the command's output.
@@ -85,15 +90,24 @@ def leaves_to_next(attempt: Attempt, timeout_s: float) -> bool:
 
 
 def event_keys(
-    run: RunFolder, resolved: Resolved, attempt: Attempt, event: str, slow: SlowRank | None = None
+    run: RunFolder,
+    resolved: Resolved,
+    attempt: Attempt,
+    event: str,
+    slow: SlowRank | None = None,
+    saved: tuple[int, Path] | None = None,
 ) -> dict[str, Any]:
     """The keys of an event, None if unknown. `gpu_hours`: of all attempts; `hours_left`: hours of training left;
-    `rank`, `share`: of the `slow` rank of such an event."""
-    trains = event in ("first_step", "slow")
+    `rank`, `share`: of the `slow` rank of such an event; `checkpoint`, `step`, `loss`: of the one that was `saved`."""
+    trains = event in ("first_step", "saved", "slow")
     verdict, end = ({}, {}) if trains else (attempt.verdict(), attempt.ended())
     last = attempt.last_metrics()
     step, steps = last.get("step", end.get("step")), resolved.train.steps or None
-    times = [line["step_s"] for line in read_stored_lines(attempt.metrics, _LAST_BYTES) if line.get("step_s")]
+    lines, checkpoint = [*read_stored_lines(attempt.metrics, _LAST_BYTES)], None
+    if saved is not None:
+        step, checkpoint = saved
+        last = next((line for line in reversed(lines) if line.get("step") == step), {})
+    times = [line["step_s"] for line in lines if line.get("step_s")]
     left = None if step is None or steps is None else max(0, steps - step)
     if event == "ended":
         left = 0
@@ -121,6 +135,7 @@ def event_keys(
         "node": slow.node if slow else verdict.get("node") or end.get("node"),
         "rank": slow.rank if slow else None,
         "share": round(slow.share, 4) if slow else None,
+        "checkpoint": None if checkpoint is None else str(checkpoint),
         "step": step,
         "steps": steps,
         "loss": last.get("loss"),
@@ -136,7 +151,7 @@ def _newest(run: RunFolder) -> int:
 
 def _next(run: RunFolder, attempt: Attempt, verdict: dict[str, Any], event: str) -> str | None:
     """The decision about what follows, as a text."""
-    if event in ("first_step", "slow"):
+    if event in ("first_step", "slow") or (event == "saved" and not attempt.ended() and not attempt.verdict()):
         return "it trains"
     if verdict.get("go_on"):
         return f"attempt {attempt.number + 1} in {float(verdict.get('pause_s') or 0.0):.0f} s"
@@ -147,9 +162,12 @@ def _next(run: RunFolder, attempt: Attempt, verdict: dict[str, Any], event: str)
 
 
 def send_events(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
-    """Sends the attempt's end; before it first_step, if the attempt ended before its notifier could send that."""
+    """Sends the attempt's end; before it first_step and the last checkpoints, if the attempt ended before its notifier
+    could send these."""
     if attempt.last_metrics().get("step") is not None:
         send_event(run, resolved, attempt, "first_step")
+    if attempt.number == _newest(run):
+        send_saved(run, resolved, attempt)
     send_event(run, resolved, attempt, event_of(run, attempt))
 
 
@@ -158,12 +176,45 @@ def send_event(
 ) -> None:
     """Sends an event to the user's command, if `[notify]` lists it and it was not sent, once for each `slow` rank. A
     fault is a printed line."""
-    notify = resolved.notify
-    mark = f"{event}-{slow.rank}" if slow else event
-    if event not in notify.on or not notify.is_asked or mark is None or not _claim(attempt, mark):
+    if event is None or event not in resolved.notify.on or not resolved.notify.is_asked:
         return
-    # A loss that is not finite is null: JSON has no NaN.
-    line = json.dumps(finite(event_keys(run, resolved, attempt, event, slow))) + "\n"
+    try:
+        if not _claim(attempt.notified / (f"{event}-{slow.rank}" if slow else event)):
+            return
+    except OSError as fault:  # the disk is full: no event is lost
+        print(f"notify: {event}: {fault.strerror}, so it may be sent twice", flush=True)
+    _send(run, resolved, event, event_keys(run, resolved, attempt, event, slow))
+
+
+def send_saved(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
+    """Sends `saved` for each whole checkpoint of the run for which no attempt has sent it."""
+    if "saved" not in resolved.notify.on or not resolved.notify.is_asked:
+        return
+    marks = _saved_marks(run)
+    for step, path in checkpoints_of(run):
+        # A program may have several checkpoints of a step, or one file that it writes anew.
+        name = path.relative_to(run.path) if path.is_relative_to(run.path) else path
+        mark = f"{step}-{zlib.crc32(os.fsencode(name)):08x}"
+        if mark in marks:
+            continue
+        try:
+            is_new = _claim(run.announced / mark)
+        except OSError:  # the disk is full: a later look sends it
+            return
+        if is_new:
+            _send(run, resolved, "saved", event_keys(run, resolved, attempt, "saved", saved=(step, path)))
+
+
+def _saved_marks(run: RunFolder) -> set[str]:
+    with suppress(OSError):
+        return {*os.listdir(run.announced)}
+    return set()
+
+
+def _send(run: RunFolder, resolved: Resolved, event: str, keys: dict[str, Any]) -> None:
+    """Runs the user's command with the keys of an event."""
+    notify = resolved.notify
+    line = json.dumps(finite(keys)) + "\n"  # a loss that is not finite is null: JSON has no NaN
     try:
         fault = _run_command(notify.argv, line, notify.timeout_s, without_our_code(os.environ, run.path))
     except OSError as refused:  # raised by the program's start, or by a full disk for temporary files
@@ -172,16 +223,13 @@ def send_event(
         print(f"notify: {event}: {fault}", flush=True)
 
 
-def _claim(attempt: Attempt, event: str) -> bool:
-    """Marks the event as sent; False if it already was. If the disk is full, it returns True, so no event is lost."""
-    mark = attempt.notified / event
+def _claim(mark: Path) -> bool:
+    """Marks an event as sent; False if it already was. Raises OSError if that cannot be written."""
+    mark.parent.mkdir(exist_ok=True)
     try:
-        mark.parent.mkdir(exist_ok=True)
         mark.touch(exist_ok=False)
     except FileExistsError:
         return False
-    except OSError as fault:
-        print(f"notify: {event}: {fault.strerror}, so it may be sent twice", flush=True)
     return True
 
 
@@ -223,7 +271,8 @@ def _run_command(argv: Sequence[str], line: str, timeout_s: float, environment: 
 
 
 def send_beside(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
-    """Sends what earlier attempts could not send, then the first step. Ends with the ranks, or with its parent."""
+    """Sends what earlier attempts could not send, then the first step and the checkpoints. Ends with the ranks, or
+    with its parent."""
     parent = os.getppid()
     local = resolved.cluster.scheduler == "local"  # no script of an earlier attempt is left to send its event
     started = float(attempt.started().get("started") or time.time())
@@ -232,9 +281,10 @@ def send_beside(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
         judged_here = float(verdict.get("time") or 0.0) >= started  # the attempt was lost with its script
         if local or judged_here or (verdict.get("go_on") is True and before.number == attempt.number - 1):
             send_events(run, resolved, before)
-    waits, looks = "first_step" in resolved.notify.on, "slow" in resolved.notify.on
+    waits, looks, saves = (event in resolved.notify.on for event in ("first_step", "slow", "saved"))
     look_s, next_look = min(_LOOK_S, window_s() / 20), 0.0
-    while (waits or looks) and os.getppid() == parent:
+    saves_s, next_saves = _PROGRAM_CHECKPOINTS_S if runs_program(resolved) else _CHECKPOINTS_S, 0.0
+    while (waits or looks or saves) and os.getppid() == parent:
         if waits and attempt.last_metrics().get("step") is not None:
             send_event(run, resolved, attempt, "first_step")
             waits = False
@@ -242,6 +292,9 @@ def send_beside(run: RunFolder, resolved: Resolved, attempt: Attempt) -> None:
             next_look = time.monotonic() + look_s
             for slow in slow_ranks(read_heartbeats(attempt.heartbeats)).ranks:
                 send_event(run, resolved, attempt, "slow", slow)
+        if saves and time.monotonic() >= next_saves:
+            send_saved(run, resolved, attempt)
+            next_saves = time.monotonic() + saves_s
         if attempt.ended() or attempt.verdict():
             return
         time.sleep(_POLL_S if waits else min(1.0, look_s))  # the script waits for this process to end

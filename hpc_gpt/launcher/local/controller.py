@@ -41,7 +41,6 @@ from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.environment import own_job
 from hpc_gpt.launcher.attempts.decisions import ShownJob, conclude, look_again, say_note
 from hpc_gpt.launcher.attempts.notify import send_events
-from hpc_gpt.launcher.local.beside import CANCELLED_S, LIMIT_S, BesideRanks, end_beside, start_beside
 
 _RACE_SUPERVISOR = "hpc_gpt.launcher.race.race_here"  # supervises a race, and starts its visits
 _POLL_S = 0.05
@@ -62,7 +61,6 @@ class RunController(Controller):
         self.kill_at: float | None = None
         self.cancelled = False
         self._unwritten = False
-        self._beside: list[BesideRanks] = []
         self._job = own_job()[0].decode(errors="replace")
         self._resolved = resolved
         os.environ.update(controller_environment(run, attempt, resolved.tasks))
@@ -138,8 +136,6 @@ class RunController(Controller):
                 if rank not in self.codes and (code := task.poll()) is not None:
                     self.codes[rank] = code
                     self._note_rank(rank, code)
-            for process in self._beside:
-                process.look()
             self.look()
             self._tree.write()
             now = time.monotonic()
@@ -195,7 +191,6 @@ class RunController(Controller):
             self.start_tasks()
             if self._resolved.notify.is_asked:
                 self._start_notifier()
-            self._beside = start_beside(self.run_folder, self.attempt, self._resolved)
             self.wait()
         finally:
             self._kill_groups()
@@ -210,9 +205,8 @@ class RunController(Controller):
                 self._say(self._unsaid_class(), cause)
             for file in self.stdouts:
                 file.close()
-            end_beside(self._beside, self.attempt, CANCELLED_S if self.cancelled else LIMIT_S)
             say_note(self.run_folder)
-            # send_events may be slow. The processes beside have ended: those of the next attempt continue their work.
+            # send_events may be slow: first the run is judged and may resume.
             if not judge_and_note(self.run_folder, self.attempt, self._resolved):
                 lock.release(self.run_folder, lock.process_holder(os.getpid()))
             send_events(self.run_folder, self._resolved, self.attempt)

@@ -4,10 +4,6 @@ they came.
 The state directory has a file for each GPU. The process that supervises a run locks the files of its GPUs, and the
 ranks inherit the open files; a process that waits locks a file for its run. The kernel frees the locks of processes
 that were killed. If only a run's supervisor was killed, the run's other processes still hold its GPUs.
-
-    python -m hpc_gpt.launcher.local.gpus NAME COUNT PROGRAM…
-
-waits for COUNT GPUs and then runs the program under its own pid: a job of `[after]`.
 """
 
 import contextlib
@@ -21,7 +17,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpc_gpt.core.errors import JobRefused, OsErrorAs, RunFolderError, UserError
+from hpc_gpt.core.errors import JobRefused, OsErrorAs, RunFolderError
 from hpc_gpt.core.files import state_dir
 from hpc_gpt.core.runs.amd_gpus import hip_variable
 from hpc_gpt.core.runs.processes import GPU_LOCKS, run_on
@@ -141,11 +137,6 @@ def needed(resolved: Resolved, may_have: Collection[str]) -> int:
     return count if count <= len(may_have) else 0
 
 
-def choice_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of a `choice`, picked from an environment."""
-    return {name: environment[name] for name in (_MAY_HAVE, _LOCKED_AS) if name in environment}
-
-
 def choice_in(environment: Mapping[str, str]) -> dict[str, str]:
     """Reads a `choice` as {name that CUDA takes: name of the lock}."""
     names = [name for name in environment.get(_MAY_HAVE, "").split(",") if name]
@@ -156,8 +147,8 @@ def choice_in(environment: Mapping[str, str]) -> dict[str, str]:
 def take_for(
     run: str, count: int, may_have: Mapping[str, str], before: Mapping[str, Sequence[str]]
 ) -> tuple[HeldGpus | None, str]:
-    """Takes `count` GPUs of a `choice_in` for a run, by the path of its folder, or for a job of `[after]`, by its name;
-    returns (the GPUs, what it waits for).
+    """Takes `count` GPUs of a `choice_in` for a run, by the path of its folder; returns (the GPUs, what it waits
+    for).
 
     None if too few are free. GPUs that a run `before` it waits for do not count as free; `waiting` gives those runs.
     Raises RunFolderError if the state directory cannot be written.
@@ -307,25 +298,3 @@ def _locks(lock: int, is_shared: bool = False) -> bool:
         except BlockingIOError:
             return False
     return True
-
-
-def main(arguments: Sequence[str]) -> int:
-    name, count, *line = arguments
-    try:
-        may_have = choice_in(os.environ) or choice_in(choice())
-        if (wanted := int(count)) > len(may_have):
-            note = f"note: {name} asks for {wanted} GPUs, but may have only {len(may_have)}: it starts without any"
-            print(note, file=sys.stderr, flush=True)
-            wanted = 0
-        held = await_gpus(name, wanted, may_have)
-    except UserError as fault:
-        print(f"not started: {fault}\n\nhint: {fault.hint}", file=sys.stderr, flush=True)
-        return fault.exit_code
-    for lock in held.locks:
-        os.set_inheritable(lock, True)
-    environment = {key: text for key, text in os.environ.items() if key not in (_MAY_HAVE, _LOCKED_AS)}
-    return os.execvpe(line[0], line, {**environment, **_shows(()), **held.visible()})
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -272,7 +272,7 @@ def _begin_patiently(run: RunFolder, pid: int) -> Attempt:
 def show_free_gpus(run: RunFolder, resolved: Resolved) -> gpus.HeldGpus:
     """Takes the GPUs for a run in the foreground, which does not wait. If too few are free, or it is not known which
     GPUs there are, it has no locks and sees all GPUs."""
-    os.environ.update(_choice_of(resolved, now=True))  # for the jobs of [after], too
+    os.environ.update(_choice_of(resolved, now=True))  # for further attempts, too
     may_have = gpus.choice_in(os.environ)
     held = gpus.take_for(str(run.path), gpus.needed(resolved, may_have), may_have, {})[0] or gpus.HeldGpus()
     _show(held)

@@ -193,8 +193,7 @@ def _ended_ago_s(run: RunFolder) -> float:
 
 
 def _sort_out(room: RunRoom, rules: CleanRules, is_sound: IsSound, children: Sequence[RunFolder]) -> None:
-    run, after = room.run, room.run.resolved().after
-    retention = Retention(rules.keep, followed=after.is_asked and after.every > 0)
+    run, retention = room.run, Retention(rules.keep)
     checkpoints = list_complete(run.checkpoints)
     is_sound = (
         is_sound if len(checkpoints) > rules.keep else has_all_bytes

@@ -33,12 +33,10 @@ from hpc_gpt.core.ends.run_state import (
     retry_note,
     run_on_note,
 )
-from hpc_gpt.core.ends.state import job_state
 from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.core.files import within_time
 from hpc_gpt.core.format import clock, show_duration
 from hpc_gpt.core.process import no_collections
-from hpc_gpt.core.runs.after_jobs import after_table
 from hpc_gpt.core.runs.checkpoints import begun_note, unwhole_note
 from hpc_gpt.core.runs.find_runs import removed_runs
 from hpc_gpt.core.runs.heartbeats import gpus_of, read_heartbeats
@@ -119,8 +117,6 @@ class RunStatus:
     """The sum over all its attempts."""
     branch_of: str | None = None
     """The RUN@STEP that a branch begins from."""
-    after: list[dict[str, Any]] | None = None
-    """Step, job, state and code of each job of `[after]`."""
     suspended: bool = False
     """Slurm has suspended the job."""
     run_on: list[int] | None = None
@@ -368,7 +364,6 @@ def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
     metrics = next((line for attempt in reversed(attempts) if (line := attempt.last_metrics())), {})
     losses = [] if metrics else [loss for attempt in attempts if (loss := attempt.loss_without_step()) is not None]
     slurm = None if jobs is None else {job_id: state for job_id, (state, _) in jobs.items()}
-    of_after = None if slurm is None else {job_id: job_state(state) for job_id, state in slurm.items()}
     run_state = read_run_state(run, resolved.train.log_every, slurm)
     state, cause = _state(run, resolved, run_state, jobs)
     restarts = None
@@ -413,7 +408,6 @@ def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
         age_s=max(0.0, now - submitted) if submitted else None,
         left_s=left * step_s if left is not None and step_s and state == "running" else None,
         gpu_hours=(gpu_hours(past) or None) if resolved.asked_gpus is not None else None,
-        after=after_table(run.path, of_after) or None if resolved.after.is_asked else None,
         branch_of=f"{parent.get('run')}@{parent.get('step')}" if parent.get("branch") else None,
         suspended=state == "suspended",
         run_on=[*run_state.run_on] or None,

@@ -3,8 +3,8 @@
     {..., "read": {"by": "0.4.0", "code": "9c56cc51b374c3ba",
                    "files": {"resolved.json": [1006, 1764385440000000000], "attempts/1": [4096, ...]}}}
 
-`code` is a sum of the code that made the record. The files are those of the run folder, of its attempts and of its jobs
-of [after], and the folders that get new ones.
+`code` is a sum of the code that made the record. The files are those of the run folder and of its attempts, and
+the folders that get new ones.
 """
 
 import contextlib
@@ -18,7 +18,6 @@ from typing import Any
 
 from hpc_gpt import __version__
 from hpc_gpt.core.files import read_json
-from hpc_gpt.core.runs.after_jobs import AFTER
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.reader.lines.steps import StepTable
@@ -82,7 +81,7 @@ def _below(folder: str, within: str) -> Iterator[tuple[str, list[int]]]:
                 status = entry.stat()
                 yield name, [status.st_size, status.st_mtime_ns]
                 depth = name.count("/")
-                is_read = (entry.name in ("attempts", AFTER), depth == 1, depth == 2 and entry.name == _ELSEWHERE)
+                is_read = (entry.name == "attempts", depth == 1, depth == 2 and entry.name == _ELSEWHERE)
                 if depth < len(is_read) and is_read[depth] and entry.is_dir():
                     yield from _below(entry.path, f"{name}/")
 

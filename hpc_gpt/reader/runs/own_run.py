@@ -9,7 +9,7 @@ import numpy as np
 
 from hpc_gpt.core import output
 from hpc_gpt.core.ends.began_again import RESUME_LINES, describe_begin_again
-from hpc_gpt.core.ends.failures import LIVE, RETRIES
+from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.ends.run_state import (
     ENDED_BEFORE,
     GONE,
@@ -26,7 +26,6 @@ from hpc_gpt.core.ends.run_state import (
 from hpc_gpt.core.ends.state import class_of
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.format import counted
-from hpc_gpt.core.runs.after_jobs import AFTER, after_table
 from hpc_gpt.core.runs.checkpoints import begun_note, checkpoint_note
 from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_time, idle_s, read_heartbeats
 from hpc_gpt.core.runs.record import ON_CPU, RECORD_KEYS, Record
@@ -52,7 +51,6 @@ from hpc_gpt.reader.runs.sockets import OF_NETWORK, OVER_SOCKETS, says_sockets
 DIALECT = "hpc-gpt"
 # The kind of the flag on a program's checkpoints; `why` shows flags of this kind, too.
 OF_CHECKPOINTS = "checkpoints"
-_OVER = {*RETRIES} - {"unknown"}
 
 
 def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
@@ -90,10 +88,6 @@ def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
     else:
         _add_steps(draft, steps.take(steps.counts), metrics.peaks, times)
     state = _add_attempts(draft, run, resolved, attempts, steps)
-    over = state.is_settled
-    if jobs := after_table(run.path):
-        over = over and all(job["state"] in _OVER for job in jobs)
-        draft.set("after", jobs, f"{AFTER}/step-*/")
     for note in filter(None, (checkpoint_note(run), begun_note(run), foreign_start_note(run))):
         draft.flag(note, OF_CHECKPOINTS)
     sentences = (describe_begin_again(run, read.attempt) for read in attempts) if not has_each_loss else ()
@@ -115,7 +109,7 @@ def read_own(run: RunFolder, ends_only: bool = False) -> RunRead:
     record = Record(run=run.run_id, dialect=DIALECT, **draft.values, flags=draft.flags, sources=draft.sources)
     files = tuple(path for read in attempts for path in (read.attempt.metrics, *read.attempt.logs) if path.is_file())
     record = add_figures(record, is_foreign=logged is not None)
-    return RunRead(record, steps, files=files, folder=run.path, is_settled=over)
+    return RunRead(record, steps, files=files, folder=run.path, is_settled=state.is_settled)
 
 
 def figures_asked(resolved: Sized) -> dict[str, Any]:

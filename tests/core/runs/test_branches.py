@@ -13,7 +13,6 @@ import pytest
 from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.files import write_once
 from hpc_gpt.core.runs import branches
-from hpc_gpt.core.runs.after_jobs import remove_over
 from hpc_gpt.core.runs.branches import CheckpointHold, reserved_steps
 from hpc_gpt.core.runs.checkpoints import newest_sound
 from hpc_gpt.core.runs.lineage import Parent, branch_of, branched_at, checkpoint_sources, resume_point, saved_steps
@@ -126,7 +125,7 @@ def test_a_dead_readers_note_of_the_same_pid_is_replaced(first):
     assert not branches.is_read(first.path)
 
 
-@pytest.mark.parametrize("remover", ["retention", "after", "deletion"])
+@pytest.mark.parametrize("remover", ["retention", "deletion"])
 def test_whoever_removes_asks_at_the_moment_of_removal(tmp_path, first, monkeypatch, remover):
     own, rename = begun_from(tmp_path, None), branches.set_aside
 
@@ -141,10 +140,6 @@ def test_whoever_removes_asks_at_the_moment_of_removal(tmp_path, first, monkeypa
     removal = Removal(first.checkpoints, Retention(keep_last=1))
     if remover == "retention":
         assert removal.retain(12) == ["step-00000008"]
-    elif remover == "after":
-        (first.path / "after" / "over").mkdir(parents=True)
-        (first.path / "after" / "over" / "4").touch()
-        remove_over(first, 4)
     else:  # it was set aside by a remover that died before it asked
         reserved_meanwhile(first.checkpoints / "step-00000004", ".deleting-")
         removal.begin()

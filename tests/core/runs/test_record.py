@@ -19,7 +19,7 @@ memory_allocated_gib, memory_reserved_gib, predicted_memory_gib, memory_seed003_
 gpu_util_spread, allocator_retries, attention_used, start_s, start_parts, compile_s, matmul_tflops_before,
 matmul_tflops_after, sm_clock_mhz, power_w, rounds, tokens_per_s_spread, loss_first, loss_last, loss_eval,
 loss_eval_by, bpb, bpb_by, balance_loss, z_loss, expert_load, experts_dead, skipped_steps, nan_steps, save_s,
-gpu_hours, goodput, gpu_hours_by, node_list, failed_node, attempts, after, ended, cause, config_hash, versions,
+gpu_hours, goodput, gpu_hours_by, node_list, failed_node, attempts, ended, cause, config_hash, versions,
 flags, flag_kinds, sources"""
 
 

@@ -50,7 +50,7 @@ def test_a_run_holds_what_is_known_before_it_starts(run, resolved, logs):
 NAMES = {
     "log": "log", "err": "err", "metrics": "metrics.jsonl", "rendezvous": "rendezvous", "asked": "asked",
     "measured": "measured.json", "ranks": "ranks", "heartbeats": "beats", "stacks": "stacks",
-    "notified": "notified", "elsewhere": "elsewhere", "ranks_ended": ".ranks-ended",
+    "notified": "notified", "elsewhere": "elsewhere",
 }  # fmt: skip
 
 

@@ -46,7 +46,7 @@ from hpc_gpt.core.settings.services import ENGINE_NAMES
 from hpc_gpt.launcher.render import _environment
 from hpc_gpt.planner.machine import link_gb_s
 from hpc_gpt.reader.lines.dialects import dialects
-_environment().get_template("after-job.sh.j2")
+_environment().get_template("base.sh.j2")
 print(hpc_gpt.__file__, len(DEVICES), *ENGINE_NAMES, len(dialects()), link_gb_s("nvlink", 4))
 """
 

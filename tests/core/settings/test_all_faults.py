@@ -17,11 +17,11 @@ from hpc_gpt.core.settings.rules import TABLES, keys_of
 from hpc_gpt.core.settings.sweep_rows import faults_of_rows
 
 PROFILE = ClusterProfile(name="four")
-SOUND = {"train.decay": "wsd", "notify.command": "x", "after.run": "x", "track.wandb": "gpt"}
+SOUND = {"train.decay": "wsd", "notify.command": "x", "track.wandb": "gpt"}
 # {key: a value that it cannot have}; an unknown key of each table, and every number with bounds.
 WRONG: dict[str, Any] = {
     "model.layers": 0, "model.heads": "x", "model.positions": "y", "data.source": "x", "data.eval_fraction": 2.0,
-    "engine.recompute": "some", "layout.micro_batch": 0, "layout.dp": -1, "after.every": -1, "track.wandb": "yes",
+    "engine.recompute": "some", "layout.micro_batch": 0, "layout.dp": -1, "track.wandb": "yes",
     "notify.on": ["never"], "plan.like": "x",
     **{f"{table}.nosuch": 1 for table in TABLES},
     **{f"{table}.{name}": float("inf") if rules.least is None else rules.least - 1

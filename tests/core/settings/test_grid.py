@@ -60,8 +60,8 @@ def test_a_key_has_one_grid_and_rows_are_counted_before_made():
 
 
 def test_keys_that_end_alike_are_named_whole_in_folder_names():
-    [row] = rows("train.lr=1e-4", "after.run=x", "command.run=x")[:1]
-    assert row.name == "lr1e-4-after.runx-command.runx"
+    [row] = rows("train.lr=1e-4", "engine.name=ddp", "job.name=x")[:1]
+    assert row.name == "lr1e-4-engine.nameddp-job.namex"
     names = [row.name for row in rows('job.comment="../a b","..|a b","é\U0001f600",' + "x" * 300)]
     assert len({name.lower() for name in names}) == 4
     assert names[2] == "commenté\U0001f600"

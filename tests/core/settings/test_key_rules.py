@@ -73,9 +73,6 @@ command free nothing: workdir=. setup=() resume checkpoints complete stop_signal
 command free nothing above=0: hang_s
 notify free nothing: command on=('ended','failed','retried')
 notify free nothing above=0: timeout_s=20.0
-after free nothing: run export=False sbatch=()
-after free nothing least=0: every=1
-after free nothing least=1: most=4
 track free nothing: tensorboard=False wandb mlflow
 plan free nothing: like attention grad_sum dp_overlap tp_overlap fused_loss states dispatcher routing ep_overlap
     cuda_graphs=()

@@ -1,4 +1,4 @@
-"""[notify], [after] and [track]: what they refuse, and that they are no part of what a run is."""
+"""[notify] and [track]: what they refuse, and that they are no part of what a run is."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,9 +18,6 @@ PROFILE = load_profile("local")
 ASKED = {
     "notify.command": "mail -s GPT me@example.org",
     "notify.on": ["first_step", "stopped"],
-    "after.run": ["python", "evaluate.py", "{export}", "{step}", "{run}", "{checkpoint}"],
-    "after.export": True,
-    "after.sbatch": ["--gpus=1"],
     "track.tensorboard": True,
     "track.wandb": "gpt",
     "track.mlflow": "gpt",
@@ -56,11 +53,6 @@ def test_a_resumption_may_change_the_tables():
         ("notify.command", [], "notify.command is empty"),
         ("notify.command", "curl -H 'Bearer 0123456789abcdefgh'", "what looks like a secret"),
         ("notify.on", ["end"], "did you mean ended?"),
-        ("after.run", " ", "after.run is empty"),
-        ("after.run", "evaluate {chekpoint}", "did you mean checkpoint?"),
-        ("after.run", "evaluate {attempt}", "known"),
-        ("after.most", 0, "after.most is 0, but must be at least 1"),
-        ("after.sbatch", ["--comment=hf_0123456789abcdefghij"], "what looks like a secret"),
         ("track.wandb", "", "track.wandb is empty"),
         ("track.mlflow", "yes", "track.mlflow is 'yes', but must name the experiment to send to"),
     ],
@@ -75,8 +67,6 @@ def test_a_value_without_sense_is_refused(key, value, words):
     ("key", "value", "words"),
     [
         ("notify.on", ["ended"], "no command"),
-        ("after.every", 2, "no run"),
-        ("after.run", "evaluate {export}", "after.export is false"),
     ],
 )
 def test_a_key_without_the_one_it_needs_is_refused(key, value, words):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -15,10 +16,11 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.launcher.attempts.notify import event_of, leaves_to_next, main, send_event
+from hpc_gpt.launcher.attempts.notify import event_of, leaves_to_next, main, send_event, send_saved
 from hpc_gpt.launcher.render import render_script
 from tests.around import EVENTS
-from tests.made_runs import add_attempt, metrics_line, unsubmitted_run
+from tests.command.mine import experiment
+from tests.made_runs import add_attempt, add_checkpoint, make_run, metrics_line, unsubmitted_run
 from tests.processes import state_of
 from tests.programs import put, ran
 from tests.waiting import patient, wait_for
@@ -71,8 +73,8 @@ def test_a_command_is_told_once_with_every_key(tmp_path: Path) -> None:
     assert json.loads(line) == {
         "event": "retried", "run": run.run_id, "name": run.resolved().name, "folder": str(run.path), "attempt": 1,
         "job": attempt.started()["job_id"], "ended": "error", "cause": "rank 1: lost", "node": None, "rank": None,
-        "share": None, "step": 2,
-        "steps": steps, "loss": 3.5, "gpu_hours": 1.25, "hours_left": round((steps - 2) * 0.5 / 3600, 4),
+        "share": None, "checkpoint": None, "step": 2, "steps": steps, "loss": 3.5,
+        "gpu_hours": 1.25, "hours_left": round((steps - 2) * 0.5 / 3600, 4),
         "next": "attempt 2 in 60 s",
     }  # fmt: skip
 
@@ -102,6 +104,78 @@ def test_a_run_stopped_while_waiting_is_silent_out_of_budget_not(tmp_path: Path)
     judged(run, "budget")
     main([str(run.path), "2", "refused"])
     assert json.loads((tmp_path / "told").read_text())["ended"] == "budget"
+
+
+def told_saved(path: Path) -> list[tuple[Any, ...]]:
+    """Attempt, step and checkpoint of each event `saved` in a file."""
+    told = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return [(each["attempt"], each["step"], each["checkpoint"]) for each in told if each["event"] == "saved"]
+
+
+def test_a_checkpoint_is_told_once_over_all_attempts(tmp_path: Path) -> None:
+    """Whoever looks first tells it: what the attempt left to the next one, too. One that is gone is not told."""
+    run = run_that_tells(f"cat >>{tmp_path / 'told'}", on=["saved"])
+    add_attempt(run, [metrics_line(step, step_s=0.5) for step in range(1, 31)], "error")
+    first, second = (add_checkpoint(run, step) for step in (10, 20))
+    main([str(run.path), "1", "after"])
+    main([str(run.path), "1", "after"])
+    assert told_saved(tmp_path / "told") == [(1, 10, str(first)), (1, 20, str(second))]
+    event = json.loads((tmp_path / "told").read_text().splitlines()[0])
+    assert (event["loss"], event["ended"], event["cause"], event["next"]) == (2.4, None, None, "no other attempt")
+    assert event["hours_left"] == round((run.resolved().train.steps - 10) * 0.5 / 3600, 4)
+
+    add_attempt(run, [metrics_line(31)], "done")
+    third, fourth = (add_checkpoint(run, step) for step in (30, 40))
+    shutil.rmtree(first)
+    shutil.rmtree(third)
+    add_checkpoint(run, 10)  # trained again
+    main([str(run.path), "2", "beside"])
+    main([str(run.path), "2", "after"])
+    assert told_saved(tmp_path / "told")[2:] == [(2, 40, str(fourth))]
+
+
+def test_a_run_that_was_moved_tells_none_again(tmp_path: Path) -> None:
+    run = run_that_tells(f"cat >>{tmp_path / 'told'}", on=["saved"])
+    add_attempt(run, 30, "done")
+    add_checkpoint(run, 10)
+    main([str(run.path), "1", "after"])
+    moved = RunFolder(run.path.rename(tmp_path / run.run_id))
+    main([str(moved.path), "1", "after"])
+    assert len(told_saved(tmp_path / "told")) == 1
+
+
+def test_with_a_full_disk_a_checkpoint_is_told_later(tmp_path: Path) -> None:
+    run = run_that_tells(f"cat >>{tmp_path / 'told'}", on=["saved"])
+    attempt = add_attempt(run, 30, None)
+    add_checkpoint(run, 10)
+    run.announced.touch()  # no mark can be written
+    send_saved(run, run.resolved(), attempt)
+    assert told_saved(tmp_path / "told") == []
+    run.announced.unlink()
+    send_saved(run, run.resolved(), attempt)
+    assert len(told_saved(tmp_path / "told")) == 1
+
+
+def test_of_a_programs_checkpoints_the_whole_ones_are_told(tmp_path: Path) -> None:
+    """Two of one step are two; a file that is written anew is told for each step."""
+    command = {"run": "true", "checkpoints": "{run}/*.pt", "complete": "{checkpoint}.whole"}
+    told = {"command": f"cat >>{tmp_path / 'told'}", "on": ["saved"]}
+    path = experiment(tmp_path, "saves", command, {"layout": {"gpus": 1}, "notify": told})
+    run = make_run(tmp_path / "logs", experiment=str(path), submit=False)
+    attempt = add_attempt(run, [metrics_line(7, time=1.0)], None)
+    names = [run.path / name for name in ("step-5.pt", "best-step-5.pt", "step-9.pt", "last.pt")]
+    for path in names:
+        path.write_bytes(b"x")
+    for path in (names[0], names[1], names[3]):
+        put(path.with_name(f"{path.name}.whole"), "")
+    send_saved(run, run.resolved(), attempt)
+    told_first = told_saved(tmp_path / "told")
+    assert sorted(told_first) == [(1, 5, str(names[1])), (1, 5, str(names[0])), (1, 7, str(names[3]))]
+    attempt.metrics.write_text(json.dumps(metrics_line(8, time=2.0)) + "\n")
+    put(names[2].with_name("step-9.pt.whole"), "")
+    for _ in range(2):
+        send_saved(run, run.resolved(), attempt)
+    assert told_saved(tmp_path / "told")[3:] == [(1, 8, str(names[3])), (1, 9, str(names[2]))]
 
 
 def test_a_loss_that_is_not_finite_is_null(tmp_path: Path) -> None:

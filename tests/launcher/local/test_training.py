@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.files import read_json_lines
-from hpc_gpt.core.runs.after_jobs import after_table, list_after
 from hpc_gpt.core.runs.find_runs import list_runs
 from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.around import around, events_of, named
@@ -97,23 +96,12 @@ def test_moe_tiny_learns_and_balances_its_experts():
     assert (flags[0], len(flags[1])) == ([], 1)
 
 
-def test_a_run_here_has_its_events_and_a_done_job_of_after(tmp_path):
+def test_a_run_here_has_its_events(tmp_path):
     told = tmp_path / "told"
-    after = ("--set", "after.run=ls {export}", "--set", "after.export=true", "--set", "after.every=0")
-    run = submit(*SMALL, "--set", "train.steps=3", *around(told), *after)
+    run = submit(*SMALL, "--set", "train.steps=3", *around(told, "saved"))
     assert ended(run).state == "done"
-    (attempt,) = run.attempts()
-    wait_for("the jobs of [after] are left alone", lambda: not attempt.ranks_ended.exists())
-    wait_for("the events are told", lambda: told.exists() and told.read_text().count("\n") == 2)
-    events = named(events_of(run, told), "ended", "steps", "hours_left")
-    assert events[1:] == [("ended", 1, "done", 3, 0.0)]
-    assert events[0][:3] == ("first_step", 1, None)
-    wait_for("the job of [after] has left", lambda: [job.has_left for job in list_after(run.path)] == [True])
-    (job,) = list_after(run.path)
-    assert job.log.read_text().split()[-2:] == ["config.json", "model.safetensors"]
-    (row,) = after_table(run.path)
-    assert (row["step"], row["state"], row["code"]) == (3, "done", 0)
-    shown = in_process("status", run.run_id).stdout
-    assert f"{run.run_id}: after: 1 done\n" in shown
-    in_process("report", run.path, code=0)
-    assert json.loads((run.path / "record.json").read_text())["after"] == [row]
+    wait_for("the events are told", lambda: told.exists() and told.read_text().count("\n") == 3)
+    first, saved, last = named(events_of(run, told), "ended", "steps", "hours_left", "checkpoint")
+    assert (first[:3], first[4:]) == (("first_step", 1, None), (3, None))
+    assert saved == ("saved", 1, None, 3, 0.0, str(run.checkpoints / "step-00000003"))
+    assert last == ("ended", 1, "done", 3, 0.0, None)

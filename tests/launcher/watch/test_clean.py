@@ -13,7 +13,6 @@ import pytest
 
 from hpc_gpt.core.files import logs_dir, write_once
 from hpc_gpt.core.runs import lock
-from hpc_gpt.core.runs.after_jobs import AfterJob
 from hpc_gpt.core.runs.branches import ResumptionHold, is_read, reading, reserved_steps
 from hpc_gpt.core.runs.lineage import Parent
 from hpc_gpt.core.runs.retention import rename_to_delete
@@ -135,13 +134,8 @@ def test_what_another_run_began_from_stays_while_it_needs_it(tmp_path):
     assert noted.path.exists()
 
 
-def test_what_a_job_of_after_needs_and_what_is_read_stays():
-    run = ended_run(10, 20, 30)
-    job = AfterJob(run.path / "after" / "step-00000010")
-    job.folder.mkdir(parents=True)
-    job.note("7")
-    assert why_of(cleaned(run.path, "--yes", "--keep", "none"), run) == {"step-00000010": "a job of [after] needs it"}
-    write_once(job.folder / "ended.json", json.dumps({"code": 0, "time": 1.0}))
+def test_what_is_read_stays():
+    run = ended_run(10)
     with reading(run):
         found = cleaned(run.path, "--yes", "--keep", "none")
         assert why_of(found, run) == {"step-00000010": "an export or a submission reads it"}

@@ -73,10 +73,9 @@ def test_the_second_report_reads_no_run(logs: Path, read: list[RunFolder]) -> No
         lambda run: (run.path / "attempts" / "1" / "ended.json").write_text('{"ended": "nan", "step": 20}'),
         lambda run: (run.path / "attempts" / "1" / "measured.json").write_text('{"gpu_util_mean": 97.5}'),
         lambda run: run.add_submission({"scheduler": "slurm", "job_id": "4712", "refused": None}),
-        lambda run: (run.path / "after" / "step-7").mkdir(parents=True) or (run.path / "after/step-7/job.sh").touch(),
         lambda run: run.cancelled_mark("4711").touch(),
     ],
-    ids=["attempt", "steps", "end", "measured", "submission", "after", "mark"],
+    ids=["attempt", "steps", "end", "measured", "submission", "mark"],
 )
 def test_a_run_that_changed_is_read(logs: Path, read: list[RunFolder], change) -> None:
     report(logs)

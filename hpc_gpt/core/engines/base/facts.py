@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from hpc_gpt.core.engines.base.owners import Deal
 from hpc_gpt.core.engines.base.training import AttentionMask, StateBytes, States, Training, plain_states
-from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
+from hpc_gpt.core.errors import ConfigError, Fault
 from hpc_gpt.core.optimizers import OptimizerFacts
 from hpc_gpt.core.recomputation import RECOMPUTES, Recompute, recomputation
 from hpc_gpt.core.settings.cluster import ClusterProfile
@@ -173,14 +173,11 @@ class EngineFacts(States):
 
     def check_export(self) -> None:
         """Raises ConfigError if its checkpoints have another program's format."""
-        raise_faults(self.export_faults())
-
-    def export_faults(self) -> Iterator[Fault]:
         if self.takes_command:
             message = "the run's checkpoints are its program's own: nothing to export"
-            yield Fault(message, "the program itself converts them")
-        elif self.is_program:
-            yield Fault(
+            raise ConfigError(message, "the program itself converts them")
+        if self.is_program:
+            raise ConfigError(
                 f"engine {self.name} keeps checkpoints in its own format, which hpc-gpt does not read",
                 "its own program converts them; Megatron-LM has tools/checkpoint/convert.py",
             )

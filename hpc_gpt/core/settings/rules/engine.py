@@ -77,7 +77,6 @@ def table_faults(experiment: Experiment, profile: ClusterProfile) -> Iterator[Fa
 
 def run_faults(run: Sized) -> Iterator[Fault]:
     """The faults of the engine with the layout that was decided."""
-    facts = engine_named(run.engine.name)
     yield from split_faults(run.model, run.layout) if run.model != NO_MODEL else ()
     yield from engine_faults(run.engine, run.layout, run.model, run.train)
     if run.data.mask_documents and run.layout.cp > 1 and run.engine.cp_exchange == "keys":
@@ -86,16 +85,6 @@ def run_faults(run: Sized) -> Iterator[Fault]:
             "two chunks of a sample and no mask of documents",
             'use engine.cp_exchange = "heads", or data.mask_documents = false',
         )
-    if run.after.is_asked and run.after.export:
-        yield from facts.export_faults()
-        from hpc_gpt.core.weights.classes import architecture_of  # which no other command loads
-
-        if not facts.is_program and architecture_of(run.model) is None:
-            yield Fault(
-                "after.export is true, but transformers has no class of this model's shape",
-                "leave it out, and let the job read {checkpoint}",
-                keys=("model",),
-            )
     steps, batch, seq = run.train.steps, run.batch.global_batch, run.model.seq
     if not runs_program(run) and steps * batch * seq > MOST_TOKENS:
         product = f"{steps:,} steps x {batch:,} samples x {seq:,} are {steps * batch * seq:,} tokens"

@@ -1,4 +1,4 @@
-"""The rules of the tables around the training: [notify], [after] and [track]."""
+"""The rules of the tables around the training: [notify] and [track]."""
 
 from collections.abc import Iterator
 
@@ -7,24 +7,22 @@ from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.key_rules import number_faults
-from hpc_gpt.core.settings.program_text import brace_faults, command_faults, texts_of
-from hpc_gpt.core.settings.services import AFTER_BRACES, After, Notify, Track
+from hpc_gpt.core.settings.program_text import command_faults, texts_of
+from hpc_gpt.core.settings.services import Notify, Track
 
 _DEFAULT = "leave it out for its default"
 
 
 def service_faults(experiment: Experiment, profile: ClusterProfile) -> Iterator[Fault]:
-    """The faults of the three tables."""
+    """The faults of the two tables."""
     if experiment.notify != Notify():
         yield from _notify_faults(experiment.notify)
-    if experiment.after != After():
-        yield from _after_faults(experiment.after)
     command = engine_named(experiment.engine.name).program_of(experiment.command)
-    if experiment.after.is_asked and command is not None and command.checkpoints is None:
+    if "saved" in experiment.notify.on and command is not None and command.checkpoints is None:
         yield Fault(
-            "[after] follows checkpoints, but nothing says where the program's are",
+            "notify.on has saved, but nothing says where the program's checkpoints are",
             'set command.checkpoints, such as "{run}/step-*"',
-            keys=("after", "command.checkpoints"),
+            keys=("notify", "command.checkpoints"),
         )
     if experiment.track.is_asked:
         yield from _track_faults(experiment.track)
@@ -37,20 +35,6 @@ def _notify_faults(notify: Notify) -> Iterator[Fault]:
         return
     yield from _command_faults("notify.command", notify.command)
     yield from number_faults("notify", notify, _DEFAULT)
-
-
-def _after_faults(after: After) -> Iterator[Fault]:
-    """Each fault of [after]."""
-    if after.run is None:
-        yield Fault("[after] has no run, the command of its job", 'set after.run = "…", or leave the table out')
-        return
-    yield from _command_faults("after.run", after.run)
-    for where, text in texts_of("after.run", after.run).items():
-        yield from brace_faults(where, text, AFTER_BRACES)
-        if "{export}" in text.replace("{{export}}", "") and not after.export:
-            yield Fault(f"{where} has {{export}}, but after.export is false", "set after.export = true")
-    yield from command_faults("after.sbatch", after.sbatch)
-    yield from number_faults("after", after, _DEFAULT)
 
 
 def _track_faults(track: Track) -> Iterator[Fault]:
