@@ -102,6 +102,6 @@ def test_a_run_here_has_its_events(tmp_path):
     assert ended(run).state == "done"
     wait_for("the events are told", lambda: told.exists() and told.read_text().count("\n") == 3)
     first, saved, last = named(events_of(run, told), "ended", "steps", "hours_left", "checkpoint")
-    assert (first[:3], first[4:]) == (("first_step", 1, None), (3, None))
+    assert (first[:4], first[5]) == (("first_step", 1, None, 3), None)
     assert saved == ("saved", 1, None, 3, 0.0, str(run.checkpoints / "step-00000003"))
     assert last == ("ended", 1, "done", 3, 0.0, None)
