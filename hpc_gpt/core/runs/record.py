@@ -1,7 +1,7 @@
 """A record: the figures of one run, under the same keys whatever program ran it.
 
-A record always has all keys; a figure that was not measured is null. Keys are added, never removed. A key that ends in
-a unit is in that unit; 1 GiB is 2^30 bytes; a TFLOPs figure names its formula.
+A record always has all keys; a figure that was not measured is null. Keys are added, and removed only with a feature.
+A key that ends in a unit is in that unit; 1 GiB is 2^30 bytes; a TFLOPs figure names its formula.
 """
 
 from __future__ import annotations
