@@ -192,6 +192,6 @@ def _table(rows: list[RunStatus], opened: bool) -> list[str]:
     table = grid(fitting(_COLUMNS, lines, room, _LEFT_OUT), lines).aligned(painted).splitlines()
     notes = [(row.run, f"a branch of {row.branch_of}") for row in lines if row.branch_of]
     for row in lines:
-        texts = (row.cause, row.pace, row.still, row.slow) if row.state != "done" else ()
+        texts = (row.cause, row.still, row.slow) if row.state != "done" else ()
         notes += [(row.run, text) for text in texts if text]
     return table + [line for run, text in notes for line in wrapped(plain(f"{run}: {text}"), room)]

@@ -102,17 +102,12 @@ class RunStatus:
     sweep: str | None = None
     row: str | None = None
     sweep_id: str | None = None
-    pace: str | None = None
-    """How fast a run of several attempts trains, and what restarts cost; `overall_step_s` and `restart_share` are
-    its figures."""
-    overall_step_s: float | None = None
-    restart_share: float | None = None
     moved_from: str | None = None
     """The run folder's path at the submission, if it has moved since."""
     age_s: float | None = None
     """Seconds since the first submission."""
     left_s: float | None = None
-    """Seconds that the remaining steps take at its pace, while it runs."""
+    """Seconds that the remaining steps take, each as long as the last one, while it runs."""
     gpu_hours: float | None = None
     """The sum over all its attempts."""
     branch_of: str | None = None
@@ -366,20 +361,13 @@ def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
     slurm = None if jobs is None else {job_id: state for job_id, (state, _) in jobs.items()}
     run_state = read_run_state(run, resolved.train.log_every, slurm)
     state, cause = _state(run, resolved, run_state, jobs)
-    restarts = None
-    if state not in ("done", "unknown"):
-        from hpc_gpt.launcher.watch.restarts import read_restarts
-
-        restarts = read_restarts(attempts, state in STARTED)
     ids = job_ids(run)
-    step, pace = metrics.get("step"), None
+    step = metrics.get("step")
     steps = resolved.train.steps or metrics.get("steps_planned")  # a program may print its planned steps
     if resolved.race:  # a race counts visits instead of steps
         step, steps = measured(read_visits(run)), resolved.race
     left = steps - step if steps is not None and step is not None and state in LIVE else None
-    if restarts is not None and (state in LIVE or restarts.is_too_much):
-        pace = restarts.text(left)
-    step_s = restarts.step_s if restarts is not None else metrics.get("step_s")
+    step_s = metrics.get("step_s")
     parent = read_stored(run.path / RESUMED_FROM)
     now, submitted = time.time(), next((line.get("time") for line in run.submissions()), None)
     past = read_history(run, gpus_of(resolved), now, attempts[-1].number if attempts and state in STARTED else None)
@@ -401,9 +389,6 @@ def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
         sweep=resolved.sweep,
         row=resolved.row,
         sweep_id=run.sweep_id,
-        pace=pace,
-        overall_step_s=restarts.step_s if restarts else None,
-        restart_share=restarts.share if restarts else None,
         moved_from=str(run_state.moved_from) if run_state.moved_from else None,
         age_s=max(0.0, now - submitted) if submitted else None,
         left_s=left * step_s if left is not None and step_s and state == "running" else None,

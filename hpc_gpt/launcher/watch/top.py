@@ -54,7 +54,7 @@ def screen(run: RunFolder, status: RunStatus, columns: int = 80, blocks: bool = 
     lines = [f"{run.run_id} of {status.name}, {status.layout}{job}, attempt {len(attempts)}", describe(status)]
     if status.left_s is not None:
         lines[1] += f"  left {show_duration(status.left_s)}, until {clock(now + status.left_s, now)}"
-    lines += [text for text in (status.cause, status.pace) if text and text not in lines[1]]
+    lines += [status.cause] if status.cause and status.cause not in lines[1] else []
     lines += draw_curve(read_curve(attempts), max(20, columns - 12), blocks)
     if attempts and (of_experts := show_named({**_NO_EXPERTS, **attempts[-1].last_metrics()}, MIXTURE_FIELDS)):
         lines.append(f"experts: {of_experts}")

@@ -16,7 +16,6 @@ from hpc_gpt.core.format import clock
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.launcher.attempts.may_start import SlurmStates, decide_start
-from hpc_gpt.launcher.watch.restarts import read_restarts
 from hpc_gpt.report.tables import as_block
 from tests.cli.command import in_process
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, read_run
@@ -101,9 +100,6 @@ def test_the_pause_in_the_job_is_counted_and_the_queue_not(tmp_path: Path) -> No
     assert sum(hours.values()) == pytest.approx(record.gpu_hours)
     spent = [past.gpu_seconds / 4 for past in read_history(run, 4, STARTED + 9000)]
     assert spent == pytest.approx([80, 100, 40])
-    restarts = read_restarts(run.attempts(), live=False)
-    assert restarts is not None
-    assert (restarts.total_s, restarts.between_s) == (pytest.approx(220), pytest.approx(4820))
 
 
 def test_why_and_report_show_attempts_of_one_job() -> None:

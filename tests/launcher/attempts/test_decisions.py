@@ -31,7 +31,6 @@ from hpc_gpt.launcher.attempts.what_next import decide_next
 from hpc_gpt.launcher.local import by_hand
 from hpc_gpt.launcher.local.controller import judge_and_note
 from hpc_gpt.launcher.watch import status
-from hpc_gpt.launcher.watch.restarts import read_restarts
 from hpc_gpt.launcher.watch.status import read_status
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_attempt, with_job
 from tests.trainer.filling import fill
@@ -310,9 +309,6 @@ def test_a_step_that_is_only_logged_is_progress_but_no_save() -> None:
     assert after(run, fourth)[0] == "stop"
     begun = run.new_attempt()
     assert facts_of(begun, 0, 0, PrintedEnd()).step == 9, "before its first step"
-    restarts = read_restarts(run.attempts()[:-1], live=False)
-    assert restarts is not None
-    assert restarts.steps == 8, "4 to 6, 7 to 9, and 7 and 8 once more"
 
 
 def test_here_a_logged_step_is_no_reason_to_start_again() -> None:

@@ -22,10 +22,9 @@ from hpc_gpt.core.runs.heartbeats import RankHeartbeat, write_heartbeat
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import Answer, add_found
 from hpc_gpt.launcher.watch import control, status
-from hpc_gpt.launcher.watch.restarts import Restarts
 from hpc_gpt.launcher.watch.status import NO_ANSWER, read_own_status, read_status, shell_command
 from tests.cli.command import in_process
-from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, unsubmitted_run, with_job
+from tests.made_runs import add_attempt, make_run, metrics_line, unsubmitted_run, with_job
 from tests.programs import put
 from tests.waiting import patient
 
@@ -327,71 +326,13 @@ def test_a_run_that_leaves_after_a_cancel_says_so(slurm_says):
     assert f"{mine.run_id}: {words}\n" in in_process("status", mine.run_id).stdout
 
 
-def test_a_chain_says_its_pace_and_what_restarts_cost(slurm_says):
-    """Attempts of 100 s each, 20 s apart; every one but the first begins at the checkpoint of step 4."""
-    slurm_says({"4711": ("PENDING", "BeginTime")})
-
-    def chain(*steps, ended="walltime", **more):
-        run = make_run(logs_dir(), "generic-slurm", train__steps=1000)
-        for number, upto in enumerate(steps):
-            began, base = STARTED + 120 * number, 4 if number else 0
-            lines = [
-                metrics_line(step, step_s=0.5, time=began + 30 + 0.5 * (step - base))
-                for step in range(base + 1, upto + 1)
-            ]
-            times = {"started": began, "time": began + 100}
-            add_attempt(run, lines, ended, requeue=True, resumed_step=base, **times, **more)
-        return run, read_status([run])[0]
-
-    # Of 300 s: 2 s for steps 1 to 4, 8 s for 5 to 20, and the first start (30 s) and the last end (62 s) as in any run.
-    run, row = chain(4, 12, 20)
-    assert row.restart_share == pytest.approx((300 - 10 - 30 - 62) / 300)
-    assert row.overall_step_s == pytest.approx(300 / 20)
-    assert row.pace == (
-        "warning: 3 attempts trained 20 steps in 300 s, 15 s a step, 5.1 s without the restarts; restarts cost 66% of "
-        "that time, and 40 s passed between the attempts; the remaining 980 steps take 4 h 5 min at this pace: a "
-        "longer job.time or a smaller job.signal_lead_s gives attempts more time to train"
-    )
-    assert f"{run.run_id}: {row.pace}\n" in in_process("status", run.run_id).stdout
-    # Long attempts: 100 s trained of each but the start and the end.
-    run, row = chain(4, 64 + 4)
-    assert row.pace.startswith("warning: 2 attempts trained 68 steps in 200 s")
-    _, row = chain(139, 143, ended="error")
-    assert row.pace.endswith(": hpc-gpt why says how they ended")
-    assert chain(4)[1].pace is None
-
-
-def test_a_pace_has_no_steps_to_come_past_those_asked_for():
-    row = Restarts(attempts=2, steps=194, total_s=97.0, lost_s=1.0, between_s=0.0, by_limit=True)
-    assert "the remaining 6 steps take 3 s" in row.text(6)
-    assert "the other" not in row.text(0)
-    assert "the other" not in row.text(-94)
-
-
-def test_long_attempts_have_cheap_restarts_and_no_warning(slurm_says):
-    slurm_says({"4711": ("RUNNING", "None")})
-    run = make_run(logs_dir(), "generic-slurm", train__steps=400)
-    for number in range(2):
-        began, base = STARTED + 120 * number, 100 * number
-        lines = [
-            metrics_line(step, step_s=0.9, time=began + 5 + 0.9 * (step - base)) for step in range(base + 1, base + 101)
-        ]
-        more = {"started": began, "resumed_step": base}
-        add_attempt(run, lines, None if number else "walltime", time=began + 100, requeue=True, **more)
-    row = read_status([run])[0]
-    assert (row.state, row.restart_share) == ("running", pytest.approx(10 / 195))
-    assert row.pace == (
-        "2 attempts trained 200 steps in 195 s, 0.975 s a step, 0.925 s without the restarts; restarts cost 5% of that "
-        "time, and 20 s passed between the attempts; the remaining 200 steps take 195 s at this pace"
-    )
-
-
 def test_damaged_metrics_are_steps_that_nobody_trained(slurm_says):
     slurm_says({"4711": ("RUNNING", "None")})
     run = make_run(logs_dir(), "generic-slurm")
     for text in ("[]", '{"step": "a"}', "not json"):
         add_attempt(run, [], "walltime", requeue=True).metrics.write_text(text)
-    assert read_status([run])[0].pace.startswith("warning: 3 attempts trained 0 steps in ")
+    row = read_status([run])[0]
+    assert (row.state, row.attempts, row.step, row.left_s) == ("running", 3, None, None)
 
 
 def moved_run(line, ended=None):
