@@ -11,7 +11,6 @@ import click
 from hpc_gpt.cli.verb import UncutGroup, options_of, verb
 from hpc_gpt.core.ends.failures import CLASSES, LIVE, RETRY_WORDS
 from hpc_gpt.core.engines import engines as all_engines
-from hpc_gpt.core.engines.base.facts import MEASURED_ON
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.files import schemas_dir
 from hpc_gpt.core.gone import gone_fault
@@ -225,18 +224,7 @@ def engines(as_json: bool) -> None:
                 "zero_stages": facts.zero_stages if facts.has_zero else [],
                 "switches": sorted(facts.switches),
                 "fast": [
-                    {
-                        "key": f"engine.{setting.key}",
-                        "value": setting.value,
-                        "default": setting.is_default(name),
-                        "measured": setting.is_measured(name),
-                        "ratios": {
-                            place: ratio
-                            for place, ratio in zip(MEASURED_ON, setting.ratios(name), strict=True)
-                            if ratio is not None
-                        },
-                    }
-                    for setting in fast_settings_of(name)
+                    {"key": f"engine.{setting.key}", "value": setting.value} for setting in fast_settings_of(name)
                 ],
             }
             for name, facts in all_engines().items()

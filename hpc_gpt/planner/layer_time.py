@@ -68,13 +68,8 @@ def layer_time(training: Training, rates: Rates, kind: LayerKind | None = None) 
 
 def _spared_bytes(training: Training) -> float:
     """Bytes per token that the backward pass of a compiled layer saves: it does not compute the residual after
-    attention again, and computes biases' gradients together with outputs' (with FP8, together with their casts)."""
-    shape, tp = training.shape, training.tp
-    spared = VALUES["passes.kept_residual_bytes"] * shape.hidden if training.keep_residuals else 0.0
-    if training.fused_bias_gradients and training.matmul == "none":
-        outputs = shape.query_width / tp + 2 * kv_width(shape, tp) + shape.mlp_width / tp
-        spared += VALUES["passes.fused_bias_bytes"] * outputs
-    return float(spared)
+    attention again."""
+    return float(VALUES["passes.kept_residual_bytes"] * training.shape.hidden) if training.keep_residuals else 0.0
 
 
 def is_ours(training: Training) -> bool:

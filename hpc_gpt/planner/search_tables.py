@@ -12,7 +12,7 @@ _JSON_NAMES = {"sharded_optimizer": "distributed_optimizer"}  # the JSON has had
 # Fields of a Training by their names in the JSON; two differ.
 _JSON_FIELDS = ("tp", "pp", "dp", "micro_batch", "micro_batches", "global_batch", "zero_stage", "recompute", "offload",
                 "sequence_parallel", "sharded_optimizer", "chunks", "cp", "cp_exchange", "compiled", "loss_chunks",
-                "compiled_head", "one_pass_loss", "keep_residuals", "fused_bias_gradients", "activation_offload",
+                "compiled_head", "one_pass_loss", "keep_residuals", "activation_offload",
                 "matmul", "shard", "ep", "etp")  # fmt: skip
 _FIELD_OF = {"etp": "expert_tp", "chunks": "vp", "activation_offload": "activations_on_host"}
 

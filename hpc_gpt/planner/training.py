@@ -17,7 +17,7 @@ from hpc_gpt.planner.machine import Machine
 # Keys of [engine] that a Training has under the same name.
 _SHARED = ("recompute", "offload", "sequence_parallel", "sharded_optimizer", "cp_exchange")
 # Further such keys, which follow from the engine's switches alone.
-_FAST = ("one_pass_loss", "keep_residuals", "fused_bias_gradients")
+_FAST = ("one_pass_loss", "keep_residuals")
 # Keys of [engine] that the planner chooses; it takes all others unchanged from the experiment.
 PLANNED = (
     *("name", "zero_stage", "recompute", "offload", "sequence_parallel", "sharded_optimizer"),

@@ -1,4 +1,4 @@
-"""Writes the generated parts of docs/, each between two marks: keys, how a run can end, the fast settings.
+"""Writes the generated parts of docs/, each between two marks: keys, and how a run can end.
 
 python -m tests.cli.document                    every page
 python -m tests.cli.document docs/keys.md       one
@@ -14,7 +14,6 @@ from hpc_gpt.core.ends.failures import CLASSES, RETRY_WORDS
 from hpc_gpt.core.keys import Key, keys_of
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.tables import toml_value
-from hpc_gpt.planner.fast import fast_text
 
 WIDTH = 100
 END = "<!-- end -->"
@@ -57,7 +56,6 @@ def ends() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "keys.md": experiment_keys,
     "long-runs.md": ends,
-    "models-and-engines.md": lambda: f"```text\n{fast_text()}```\n",
 }
 
 

@@ -22,7 +22,7 @@ FOLDER = REPOSITORY / "docs" / "schemas"
 # Tables whose keys are names of the user's, or whatever a program has; by the last key.
 _OPEN = {
     *("settings", "left_out", "not_checked", "predicted", "words", "published", "seed", "varied", "versions"),
-    *("loss_eval_by", "bpb_by", "sources", "default", "value", "ratios", "calibration", "machine"),
+    *("loss_eval_by", "bpb_by", "sources", "default", "value", "calibration", "machine"),
 }
 _NAMES = {str: "string", bool: "boolean", int: "number", float: "number", list: "array", tuple: "array", dict: "object"}
 TINY = """

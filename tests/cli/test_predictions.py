@@ -400,8 +400,8 @@ def test_an_experiment_silent_on_compiling_is_told_its_gain(tmp_path, verb, word
     assert all(COMPILED in line for line in lines)
 
 
-FAST = {"compile": "edges", "one_pass_loss": True, "keep_residuals": True, "fused_bias_gradients": True}
-PLAIN = {"compile": "none", "one_pass_loss": False, "keep_residuals": False, "fused_bias_gradients": False}
+FAST = {"compile": "edges", "one_pass_loss": True, "keep_residuals": True}
+PLAIN = {"compile": "none", "one_pass_loss": False, "keep_residuals": False}
 BLOCK = PLAIN | {"compile": "block"}
 
 
@@ -409,7 +409,7 @@ BLOCK = PLAIN | {"compile": "block"}
     ("cluster", "more", "wanted"),
     [
         ("h100-80g-8", (), FAST),
-        ("h100-80g-8", ("--engine", "ddp", "--model", "qwen2.5-0.5b"), FAST | {"fused_bias_gradients": False}),
+        ("h100-80g-8", ("--engine", "ddp", "--model", "qwen2.5-0.5b"), FAST),
         ("h100-80g-8", ("--engine", "ddp", "--set", "engine.compile=block"), BLOCK),
         ("h100-80g-8", ("--engine", "ddp", "--set", "engine.keep_residuals=false"), FAST | {"keep_residuals": False}),
         ("jean-zay-v100-32g", ("--engine", "ddp"), PLAIN),
@@ -440,7 +440,7 @@ def test_plan_counts_the_fast_settings_and_its_next_has_them(tmp_path):
     the same step."""
     words = ("--model", "gpt2", "--gpus", "1", "--cluster", "h100-80g-8", "--engine", "ddp", "--mbs", "32")
     steps = {}
-    for off in ("", "one_pass_loss", "keep_residuals", "fused_bias_gradients"):
+    for off in ("", "one_pass_loss", "keep_residuals"):
         more = ("--set", f"engine.{off}=false") if off else ()
         planned = in_process("plan", *words, *more, "--json", environment=without_slurm(tmp_path))
         best = json.loads(planned.stdout)["candidates"][0]["figures"]

@@ -44,7 +44,6 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "activation_offload": (False, True),
     "loss_chunks": (1, 3),  # of unequal length
     "one_pass_loss": (False, True),
-    "fused_bias_gradients": (False, True),
     "prefetch": (True, False),
     "reshard": (True, False),
     "gather_blocks": (None, 2),

@@ -8,18 +8,19 @@ import pytest
 from hpc_gpt.core.engines import engines
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
+from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.rules.engine import engine_faults
 from hpc_gpt.planner.fast import FAST_SETTINGS, with_fast_settings
 
 GPT2, LLAMA = preset("gpt2"), preset("llama3.2-1b")
 BLOCK = Engine("ddp", compile="block")
-ALL = Engine("ddp", compile="edges", one_pass_loss=True, keep_residuals=True, fused_bias_gradients=True)
+ALL = Engine("ddp", compile="edges", one_pass_loss=True, keep_residuals=True)
 
 
-def test_ddp_has_all_four_and_a_llama_three() -> None:
-    assert with_fast_settings(BLOCK, GPT2, Train()) == ALL
-    assert with_fast_settings(BLOCK, LLAMA, Train()) == replace(ALL, fused_bias_gradients=False)
+@pytest.mark.parametrize("shape", [GPT2, LLAMA])
+def test_ddp_has_all_three(shape: ModelShape) -> None:
+    assert with_fast_settings(BLOCK, shape, Train()) == ALL
 
 
 @pytest.mark.parametrize(
@@ -67,20 +68,3 @@ def test_a_default_never_causes_a_refusal() -> None:
     ours = {name for name, facts in engines().items() if facts.trains_our_model and not facts.is_program}
     every = set(itertools.product(ours, (setting.key for setting in FAST_SETTINGS)))
     assert every - ran == {("deepspeed-3d", "compile")}
-
-
-@pytest.mark.parametrize(
-    ("ratios", "is_default"),
-    [
-        ((0.995, 1.005), True),
-        ((0.994, 1.2), False),
-        ((1.004, 1.0), False),
-        ((1.0, 1.0, 1.005), True),
-        ((None, 1.005, None), True),
-    ],
-)
-def test_faster_somewhere_and_slower_nowhere(monkeypatch, ratios, is_default) -> None:
-    monkeypatch.setattr(type(engines()["fsdp"]), "fast_ratios", {"one_pass_loss": ratios})
-    fast = with_fast_settings(Engine("fsdp", compile="block"), GPT2, Train())
-    assert fast.one_pass_loss == is_default
-    assert fast.keep_residuals

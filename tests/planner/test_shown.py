@@ -50,7 +50,7 @@ def test_a_candidate_in_the_json_is_whole():
     found = page["candidates"][3]
     run = {"tp": 2, "pp": 4, "dp": 2, "cp": 1, "micro_batch": 2, "micro_batches": 16, "global_batch": 64, "chunks": 1}
     switches = {"sequence_parallel", "sharded_optimizer", "compiled", "compiled_head", "one_pass_loss",
-                "keep_residuals", "fused_bias_gradients", "activation_offload"}  # fmt: skip
+                "keep_residuals", "activation_offload"}  # fmt: skip
     stage = {"parameters": 1.0, "gradients": 2.0, "optimizer": 3.0, "activations": 4.0, "logits": 0.5, "buffers": 0.25,
              "reserved": 39.0, "host": 0.0, "evaluation": 0.0, "allocated": 10.75}  # fmt: skip
     assert found["figures"]["step_s"] == 130.0

@@ -247,9 +247,6 @@ ROWS: dict[str, Row] = {
     "one pass without Triton": (on(builds("ddp", one_pass_loss=True), triton=False),
      "engine.one_pass_loss is true, which needs Triton for a GPU, but it is not installed | install torch's CUDA "
      "wheel, which brings it, or use engine.one_pass_loss = false"),
-    "gradients of biases without Triton": (on(builds("fsdp", fused_bias_gradients=True), triton=False),
-     "engine.fused_bias_gradients is true, which needs Triton for a GPU, but it is not installed | install torch's "
-     "CUDA wheel, which brings it, or use engine.fused_bias_gradients = false"),
     "Inductor without Triton": (on(builds("deepspeed-zero", zero_stage=3, compile="block"), triton=False),
      "engine.compile_backend is \"inductor\", which needs Triton for a GPU, but it is not installed | install torch's "
      f"CUDA wheel, which brings it, {NO_COMPILER}"),

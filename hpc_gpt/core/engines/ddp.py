@@ -22,12 +22,6 @@ class Ddp(EngineFacts):
         "zero_stage": "engine.sharded_optimizer = true shards the optimizer, as ZeRO-1 does",
         "offload": "use --engine deepspeed-zero",
     }
-    fast_ratios = {
-        "compile": (1.012, 1.003, 1.003),  # edges
-        "one_pass_loss": (1.062, 1.005, 1.058),
-        "keep_residuals": (1.012, 1.009, 1.010),
-        "fused_bias_gradients": (1.013, 1.012, 1.010),
-    }
     matmuls = frozenset({"none", "fp8-tensor"})
     scales_first = True
     overlaps_reduction = reduces_experts_last = True

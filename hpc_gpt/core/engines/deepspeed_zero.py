@@ -14,12 +14,6 @@ class DeepspeedZero(DeepspeedFacts):
     gathers_one_by_one = True
     # Without timers, overflow checks and reductions over one rank: as fast as a bare loop (one H200).
     synchronizations = 0.1
-    fast_ratios = {  # ZeRO-1
-        "compile": (None, None, 1.009),  # edges
-        "one_pass_loss": (None, None, 1.054),
-        "keep_residuals": (None, None, 1.018),
-        "fused_bias_gradients": (None, None, 1.018),
-    }
 
 
 ENGINE = DeepspeedZero()

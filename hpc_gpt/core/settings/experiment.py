@@ -92,8 +92,6 @@ class Engine:
     "Pieces in which the logits are computed, and recomputed in the backward pass; 1 or more."
     one_pass_loss: bool = key(False, resume="free", affects=("speed",))
     "Whether the loss and its gradients are computed together, each piece once."
-    fused_bias_gradients: bool = key(False, resume="free", affects=("speed",))
-    "Whether the gradients of QKV and GELU are computed together with those of their biases."
     sharded_optimizer: bool = key(False, resume="free", affects=("speed",))
     "Whether the moments of the optimizer are sharded over dp; needs dp 2 or more."
     prefetch: bool = key(True, resume="free", affects=("speed",))

@@ -86,9 +86,8 @@ def check_compilers(engine: Engine, device: torch.device, cp: int = 1) -> None:
 
     `device` is where the computation runs: offloaded parameters are on the host.
     """
-    for key in ("one_pass_loss", "fused_bias_gradients"):
-        if getattr(engine, key):
-            check_triton(f"engine.{key} is true", device, f"or use engine.{key} = false")
+    if engine.one_pass_loss:
+        check_triton("engine.one_pass_loss is true", device, "or use engine.one_pass_loss = false")
     if engine.compile != "none":
         _check_sequences(engine, cp)
         instead = 'or use engine.compile_backend = "aot_eager" or engine.compile = "none"'

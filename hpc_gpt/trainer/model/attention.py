@@ -20,7 +20,6 @@ from torch.utils.checkpoint import checkpoint
 
 from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.trainer.model import bias_gradients
 from hpc_gpt.trainer.model.collectives import apply
 from hpc_gpt.trainer.model.context_parallel import WHOLE, SequencePart
 from hpc_gpt.trainer.model.documents import Documents
@@ -168,7 +167,7 @@ class Attention(nn.Module):
         projected: Tensor = self.projection(mixed)
         return projected
 
-    def _mix(self, qkv: Tensor | tuple[Tensor, Tensor, Tensor], documents: Documents | None) -> Tensor:
+    def _mix(self, qkv: Tensor, documents: Documents | None) -> Tensor:
         """`attention_core` of this rank's heads, after the shape's norm and rotation."""
         # Positions come before heads in memory up to the kernel, whose output is then joined without a copy.
         query, key, value = split_heads(qkv, self.heads, self.key_heads)
@@ -212,11 +211,8 @@ class QkvLinear(ColumnParallelLinear):
     ) -> None:
         width, keys = shape.query_width, shape.key_heads * shape.head_width
         parts = 3 if keys == width else (width, keys, keys)
-        then = bias_gradients.split_qkv if techniques.fused_bias_gradients else None
         has_bias = shape.bias in ("all", "qkv")
-        super().__init__(
-            name, (width + 2 * keys, shape.hidden), tp, initial, parts, techniques.tiles, then=then, bias=has_bias
-        )
+        super().__init__(name, (width + 2 * keys, shape.hidden), tp, initial, parts, techniques.tiles, has_bias)
         self.sharers = max(1, tp.size // shape.key_heads)  # ranks that use a head of keys
 
     def rows_used(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -253,20 +249,15 @@ class _GatherHead(torch.autograd.Function):
         return tp.scatter_rows(of_all.flatten(0, 2)), None, None
 
 
-def split_heads(
-    qkv: Tensor | tuple[Tensor, Tensor, Tensor], heads: int, key_heads: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """[batch, seq, (heads + 2 key_heads) x width], or its three parts -> query [batch, seq, heads, width], key and
-    value [batch, seq, key_heads, width]. They are views.
+def split_heads(qkv: Tensor, heads: int, key_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[batch, seq, (heads + 2 key_heads) x width] -> query [batch, seq, heads, width], key and value
+    [batch, seq, key_heads, width]. They are views.
     """
     counts = (heads, key_heads, key_heads)
-    if isinstance(qkv, Tensor):
-        # Split, because one copy concatenates the gradients of its parts. A stack of three takes two copies, and when
-        # compiled, each of its elements reads all three.
-        width = qkv.shape[-1] // sum(counts)
-        parts = torch.split(qkv, [count * width for count in counts], -1)
-    else:
-        parts = qkv
+    # Split, because one copy concatenates the gradients of its parts. A stack of three takes two copies, and when
+    # compiled, each of its elements reads all three.
+    width = qkv.shape[-1] // sum(counts)
+    parts = torch.split(qkv, [count * width for count in counts], -1)
     query, key, value = (part.view(*part.shape[:2], count, -1) for part, count in zip(parts, counts, strict=True))
     return query, key, value
 

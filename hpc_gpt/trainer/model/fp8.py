@@ -146,14 +146,10 @@ class _Linear(torch.autograd.Function):
 
 
 def multiply_in_fp8(block: nn.Module) -> None:
-    """Makes the linear layers of a block multiply in FP8.
-
-    The cast also gives the gradient of a bias, so `engine.fused_bias_gradients` has nothing to fuse.
-    """
+    """Makes the linear layers of a block multiply in FP8."""
     for layer in _layers(block):
         assert layer.tiles is None, "the settings' check refuses tiles"
         layer.multiply = Fp8Product(-1 if layer.bias is None else 0)
-        layer.then = None
 
 
 class WeightsOnce:

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.trainer.model import bias_gradients
 from hpc_gpt.trainer.model.attention import Attention
 from hpc_gpt.trainer.model.dispatch import RoutingChoice
 from hpc_gpt.trainer.model.documents import Documents
@@ -46,9 +45,8 @@ class Mlp(nn.Module):
     ) -> None:
         super().__init__()
         hidden, width, tiles, has_bias = shape.hidden, width or shape.mlp_width, techniques.tiles, shape.bias == "all"
-        then = bias_gradients.gelu if techniques.fused_bias_gradients else None
         self.up = ColumnParallelLinear(
-            f"{name}.up", (self.parts * width, hidden), tp, initial, self.parts, tiles, then=then, bias=has_bias
+            f"{name}.up", (self.parts * width, hidden), tp, initial, self.parts, tiles, has_bias
         )
         self.down = RowParallelLinear(f"{name}.down", (hidden, width), tp, initial, tiles, has_bias)
 
@@ -66,7 +64,7 @@ class FeedForward(Mlp):
     """GPT-2's MLP, with GELU (tanh)."""
 
     def activate(self, raised: Tensor) -> Tensor:
-        return raised if self.up.then else F.gelu(raised, approximate="tanh")
+        return F.gelu(raised, approximate="tanh")
 
 
 class GatedFeedForward(Mlp):

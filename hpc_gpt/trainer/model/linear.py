@@ -1,7 +1,6 @@
 """Linear layers whose weights are split over a tensor-parallel group, in one piece or in tiles."""
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +56,6 @@ class ColumnParallelLinear(SplitLinear):
     """A linear layer whose outputs are split: [..., inputs] -> [..., outputs / tp]. `sizes`: (outputs, inputs).
 
     Each of the `parts` of the outputs, equal ones or ones with the given rows (`Split.parts`), is split separately.
-    `then` is a function of `bias_gradients` that takes the outputs and gives the bias its gradient.
     """
 
     def __init__(
@@ -68,26 +66,18 @@ class ColumnParallelLinear(SplitLinear):
         initial: InitialWeights,
         parts: int | tuple[int, ...] = 1,
         tiles: int = 1,
-        then: Callable[[Tensor, Tensor], Any] | None = None,
         bias: bool = True,
     ) -> None:
         split = Split(0, parts)
         drawn = initial.normal(f"{name}.weight", sizes)
         super().__init__(f"{name}.weight", drawn, split, tp, tiles)
         self.bias = tp.parameter(f"{name}.bias", torch.zeros(sizes[0]), split) if bias else None
-        self.then = then
 
-    def forward(self, hidden: Tensor) -> Any:
-        bias = self.bias if self.bias is None or self.then is None else self.bias.detach()
+    def forward(self, hidden: Tensor) -> Tensor:
         if self.tiles is None:
-            outputs = self.tp.column_linear(hidden, *self.rows_used(self.weight, bias), self.multiply)
-        else:
-            outputs = self.product(self.tp.enter(hidden))
-            outputs = outputs if bias is None else outputs + bias
-        if self.then is None:
-            return outputs
-        assert self.bias is not None, "resolve refuses fused bias gradients without biases"
-        return self.then(outputs, self.bias)
+            return self.tp.column_linear(hidden, *self.rows_used(self.weight, self.bias), self.multiply)
+        outputs = self.product(self.tp.enter(hidden))
+        return outputs if self.bias is None else outputs + self.bias
 
     def rows_used(self, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The weight and bias that this rank multiplies by: its share."""

@@ -26,10 +26,9 @@ class Techniques:
     (selective), or all of a block (full). `sequence_parallel`: norms and residuals are split over the tensor-parallel
     group by position. `tiles`: pieces of every linear layer's outputs. `activation_offload`: activations are kept in
     the host's memory. `loss_chunks`: the number of pieces of a micro-batch's tokens in which its logits are computed.
-    `one_pass_loss`: the loss is computed together with its gradients (`OnePassLoss`). `fused_bias_gradients`: the
-    gradients of two layers' biases are computed together with their outputs' gradients (`bias_gradients`). `matmul`, of
-    `[train]`: the format in which the blocks' linear layers multiply (`fp8`). `balance_coef`, `z_loss`, of `[train]`,
-    too: coefficients of the losses of a mixture's routers (`router`); 0 for none.
+    `one_pass_loss`: the loss is computed together with its gradients (`OnePassLoss`). `matmul`, of `[train]`: the
+    format in which the blocks' linear layers multiply (`fp8`). `balance_coef`, `z_loss`, of `[train]`, too:
+    coefficients of the losses of a mixture's routers (`router`); 0 for none.
     """
 
     recompute: Recompute = "none"
@@ -38,7 +37,6 @@ class Techniques:
     activation_offload: bool = False
     loss_chunks: int = 1
     one_pass_loss: bool = False
-    fused_bias_gradients: bool = False
     matmul: Matmul = "none"
     balance_coef: float = 0.0
     z_loss: float = 0.0

@@ -1,4 +1,4 @@
-"""Triton kernels for the one-pass loss and for `bias_gradients`.
+"""Triton kernels for the one-pass loss.
 
 Imported on a GPU only; Triton's interpreter runs them on a CPU in tests.
 """
@@ -118,71 +118,6 @@ def _multiply(values, factor, products, COUNT, BLOCK: tl.constexpr):
     tl.store(products + at, product.to(products.dtype.element_ty), mask=at < COUNT)
 
 
-@triton.jit
-def _gelu_sums(
-    slopes,
-    outputs,
-    gradients,
-    sums,
-    COUNT,
-    WIDTH: tl.constexpr,
-    SPAN: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """GELU's gradient in SPAN rows x COLUMNS columns, and the sums of the columns; ROWS rows at a time."""
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, SPAN, ROWS):
-        rows = tl.program_id(0).to(tl.int64) * SPAN + start + tl.arange(0, ROWS)
-        inside = (rows < COUNT)[:, None] & (columns < WIDTH)[None, :]
-        at = rows[:, None] * WIDTH + columns[None, :]
-        x = tl.load(outputs + at, mask=inside, other=0.0).to(tl.float32)
-        slope = tl.load(slopes + at, mask=inside, other=0.0).to(tl.float32)
-        # GELU (tanh) is x sigmoid(u), u = 2 sqrt(2 / pi) (x + 0.044715 x^3).
-        curve = tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
-        inner = 1.5957691216057308 * (1.0 + 0.134145 * x * x)
-        gradient = slope * curve * (1.0 + x * (1.0 - curve) * inner)
-        tl.store(gradients + at, gradient.to(gradients.dtype.element_ty), mask=inside)
-        total += gradient
-    tl.store(sums + tl.program_id(0) * WIDTH + columns, tl.sum(total, 0), mask=columns < WIDTH)
-
-
-@triton.jit
-def _join_sums(
-    query,
-    key,
-    value,
-    joined,
-    sums,
-    query_stride,
-    key_stride,
-    value_stride,
-    COUNT,
-    WIDTH: tl.constexpr,
-    SPAN: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Copies one of three matrices to its place next to the others, and sums its columns, as `_gelu_sums` does."""
-    part = tl.program_id(2)
-    source, stride = query, query_stride
-    if part == 1:
-        source, stride = key, key_stride
-    if part == 2:
-        source, stride = value, value_stride
-    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, SPAN, ROWS):
-        rows = tl.program_id(0).to(tl.int64) * SPAN + start + tl.arange(0, ROWS)
-        inside = (rows < COUNT)[:, None] & (columns < WIDTH)[None, :]
-        gradient = tl.load(source + rows[:, None] * stride + columns[None, :], mask=inside, other=0.0)
-        tl.store(joined + rows[:, None] * (3 * WIDTH) + part * WIDTH + columns[None, :], gradient, mask=inside)
-        total += gradient.to(tl.float32)
-    place = sums + tl.program_id(0) * (3 * WIDTH) + part * WIDTH
-    tl.store(place + columns, tl.sum(total, 0), mask=columns < WIDTH)
-
-
 # The loss's programs, of a row each: the columns held at once, how many such pieces are loaded at once, and the warps.
 # Small programs are the fastest, with as many on a multiprocessor as fit: some begin while others write. On an H200
 # 32,768 rows of 50,304 columns take 2.48 ms; 8,192 columns and 16 warps, two programs on a multiprocessor and each
@@ -228,43 +163,3 @@ def multiply(values: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     count, block = values.numel(), 4096
     _multiply[(triton.cdiv(count, block),)](values, factor, products, count, BLOCK=block, num_warps=8)
     return products
-
-
-# The kernels that sum columns: a program's rows and columns, the rows it holds at once, and its warps. Each warp
-# reads two rows of 256 bytes at once in half precision. On an H200, 32,768 rows of gpt2: GELU's gradient 213 us and the
-# joining 125 us; with 32 rows at once and 8 warps 225 and 146.
-_TILE = {"SPAN": 512, "ROWS": 16, "COLUMNS": 128, "num_warps": 4}
-
-
-def fused_gelu_gradient(slopes: Tensor, outputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Does the same as `bias_gradients.gelu_gradient`, but sums the columns before the gradient is rounded."""
-    slopes, outputs = slopes.contiguous(), outputs.contiguous()
-    width, gradient = outputs.shape[-1], torch.empty_like(outputs)
-    grid, sums = _grid(outputs.numel() // width, width, width, outputs.device)
-    _gelu_sums[grid](slopes, outputs, gradient, sums, outputs.numel() // width, WIDTH=width, **_TILE)
-    return gradient, sums.sum(0)
-
-
-def fused_join_gradients(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Does the same as `bias_gradients.join_gradients`; copies a gradient first whose rows are not evenly spaced."""
-    width = query.shape[-1]
-    parts = [_rows(part) for part in (query, key, value)]
-    count = parts[0].shape[0]
-    joined = query.new_empty((*query.shape[:-1], 3 * width))
-    grid, sums = _grid(count, width, 3 * width, query.device)
-    strides = [part.stride(0) for part in parts]
-    _join_sums[(*grid, 3)](*parts, joined, sums, *strides, count, WIDTH=width, **_TILE)
-    return joined, sums.sum(0)
-
-
-def _rows(gradient: Tensor) -> Tensor:
-    """[..., width] -> [rows, width] whose columns are contiguous in memory."""
-    rows = gradient.flatten(0, -2)
-    return rows if rows.stride(-1) == 1 else rows.contiguous()
-
-
-def _grid(count: int, width: int, sums: int, device: torch.device) -> tuple[tuple[int, int], Tensor]:
-    """The programs along rows and columns, and memory for the sums of each program's rows."""
-    spans = triton.cdiv(count, _TILE["SPAN"])
-    grid = (spans, triton.cdiv(width, _TILE["COLUMNS"]))
-    return grid, torch.empty((spans, sums), dtype=torch.float32, device=device)

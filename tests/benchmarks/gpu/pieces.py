@@ -107,11 +107,6 @@ def _kernels(device: torch.device, ends: float, write: Callable[..., None]) -> N
         targets = torch.randint(0, columns, (count,), device=device)
         write_rate("losses alone", losses, 1, logits, targets)
         write_rate("one-pass loss", one_pass, 2, logits, targets)
-    for count, width in ((32768, 768), (16384, 1600)):
-        wide = [torch.randn(count, 4 * width, device=device, dtype=half) for _ in range(2)]
-        write_rate("GELU with its bias", kernels.gelu_gradient, 3, *wide)
-        parts = [torch.randn(count, width, device=device, dtype=half) for _ in range(3)]
-        write_rate("QKV joined", kernels.join_gradients, 6, *parts)
 
 
 if __name__ == "__main__":

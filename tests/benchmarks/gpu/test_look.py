@@ -29,7 +29,7 @@ def test_each_part_writes_what_it_measured(tmp_path: Path) -> None:
     assert ended == dict.fromkeys(parts, "0"), done.stdout
     lines = [json.loads(line) for line in (tmp_path / "turns.jsonl").read_text().splitlines()]
     found = {(line["engine"], line["variant"]) for line in lines}
-    settings = ("block", "one_pass_loss", "fused_bias_gradients", "all")
+    settings = ("block", "one_pass_loss", "all")
     assert found == {
         *((engine, variant) for engine in ("ddp", "fsdp", "deepspeed-zero:1") for variant in settings),
         ("ddp", "all, fp8"),

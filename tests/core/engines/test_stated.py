@@ -21,7 +21,7 @@ PLAIN = """
 order=100 plan_order=100 packages=('torch',) trains_our_model=True is_program=False takes_command=False axes={}
 shape_parts={}
 cp_exchanges=('heads','keys') has_replicas=False zero_stages=(0,) default_stage=0 switches={OURS} alternatives={}
-recomputes=('none','selective','full') recomputes_parts=False compiles_edges=True fast_ratios={} matmuls={none}
+recomputes=('none','selective','full') recomputes_parts=False compiles_edges=True matmuls={none}
 trains_fp16_on_cpu=True least_steps_after_warmup=0 no_save=
 unfollowed={attn_pdrop,embd_pdrop,initializer_range,output_router_logits,resid_pdrop}
 saves_weights_again=False counts_evaluation=True has_dropout=False has_fused_kernels=False
@@ -32,8 +32,8 @@ pads_vocabulary=True any_model=False
 is_unfused=None synchronizations=1.0 scales_first=False is_pytorchs=False splits_by_dtensor=False buckets_a_reduction=1
 gathers_ahead=False
 """
-OURS = {"activation_offload", "attention", "compile", "compile_backend", "cp_exchange", "fused_bias_gradients",
-        "keep_residuals", "loss_chunks", "one_pass_loss", "recompute"}  # fmt: skip
+OURS = {"activation_offload", "attention", "compile", "compile_backend", "cp_exchange", "keep_residuals",
+        "loss_chunks", "one_pass_loss", "recompute"}  # fmt: skip
 # Of each engine what differs, but for the words of hints (tests/cli/refused/engines.txt).
 ENGINES = {
     "deepspeed-3d": """order=10 plan_order=20 packages=('torch','deepspeed')
@@ -45,7 +45,6 @@ ENGINES = {
         axes={cp,tp} zero_stages=(0,1,2,3) default_stage=1
         shape_parts={experts,qk_norm,rotated,window}
         switches={OURS,offload,sequence_parallel,tiles} trains_fp16_on_cpu=False
-        fast_ratios={'compile':(None,None,1.009),'one_pass_loss':(None,None,1.054),'keep_residuals':(None,None,1.018),'fused_bias_gradients':(None,None,1.018)}
         has_fused_kernels=True gathers_one_by_one=True synchronizations=0.1""",
     "fsdp": """order=30 plan_order=40 axes={cp,ep,tp} has_replicas=True shape_parts={experts,qk_norm,rotated,window}
         switches={OURS,gather_blocks,offload,prefetch,reshard} matmuls={fp8-tensor,none}
@@ -53,7 +52,6 @@ ENGINES = {
         is_pytorchs=True""",
     "ddp": """order=40 plan_order=10 axes={cp,ep} switches={OURS,sharded_optimizer}
         shape_parts={experts,qk_norm,rotated,window}
-        fast_ratios={'compile':(1.012,1.003,1.003),'one_pass_loss':(1.062,1.005,1.058),'keep_residuals':(1.012,1.009,1.01),'fused_bias_gradients':(1.013,1.012,1.01)}
         matmuls={fp8-tensor,none} overlaps_reduction=True reduces_experts_last=True pads_vocabulary=False
         synchronizations=0.1 scales_first=True""",
     "hf-deepspeed": """order=50 plan_order=60 packages=('torch','deepspeed','transformers') trains_our_model=False

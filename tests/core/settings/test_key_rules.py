@@ -29,7 +29,7 @@ data free nothing least=0: max_epochs=4.0
 engine free speed: name=deepspeed-3d zero_stage partition=layers tiles=1 recompute=none attention=auto
     compile=none compile_backend=inductor sequence_parallel=False
     offload=none activation_offload=False loss_chunks=1 sharded_optimizer=False
-    prefetch=True reshard=True megatron_args=() keep_residuals=False one_pass_loss=False fused_bias_gradients=False
+    prefetch=True reshard=True megatron_args=() keep_residuals=False one_pass_loss=False
     cp_exchange=heads gather_blocks
 layout free speed least=1 defaults=(None,1): cp ep
 layout never speed least=1: etp global_batch

@@ -39,7 +39,6 @@ SWITCHES = {
     "loss_chunks": st.sampled_from([8, 1000]),
     "keep_residuals": st.just(True),
     "one_pass_loss": st.just(True),
-    "fused_bias_gradients": st.just(True),
     "sharded_optimizer": st.just(True),
     "cp_exchange": st.sampled_from(["heads", "keys", "ring"]),
     "prefetch": st.just(False),

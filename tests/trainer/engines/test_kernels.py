@@ -32,8 +32,7 @@ CPU = torch.device("cpu")
 def compiled(mode: Any, techniques: Techniques, backend: str = "aot_eager") -> tuple[Tensor, dict[str, Tensor]]:
     model = Gpt(SMALL, 1, techniques=techniques)
     names = list(model.state_dict())
-    switches = {"one_pass_loss": techniques.one_pass_loss, "fused_bias_gradients": techniques.fused_bias_gradients}
-    compile_model(model, Engine(compile=mode, compile_backend=backend, **switches))
+    compile_model(model, Engine(compile=mode, compile_backend=backend, one_pass_loss=techniques.one_pass_loss))
     assert list(model.state_dict()) == names
     loss, gradients, _ = train(model)
     return loss, gradients
@@ -44,7 +43,6 @@ WITH = {
     "plain": Techniques(),
     "one pass": Techniques(one_pass_loss=True),
     "one pass in chunks": Techniques(one_pass_loss=True, loss_chunks=3),
-    "bias gradients": Techniques(fused_bias_gradients=True),
     "selective": Techniques(recompute="selective"),
     "full": Techniques(recompute="full"),
     "offload": Techniques(activation_offload=True),

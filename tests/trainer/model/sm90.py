@@ -78,7 +78,6 @@ def main() -> None:
     wide = {"REAL": 151_669, "ROWS": 151_936, **triton_kernels._LOSS}
     losses = {"targets": "*i64", "losses": "*fp32", "slope": "fp32"}
     rows = {"logits": "*bf16", "index": "*i64", "tops": "*fp32", "totals": "*fp32"}
-    tile, summed = triton_kernels._TILE, {"sums": "*fp32", "COUNT": "i32"}
     print(
         json.dumps(
             {
@@ -92,18 +91,6 @@ def main() -> None:
                     triton_kernels._multiply,
                     {"values": "*bf16", "factor": "*fp32", "products": "*bf16", "COUNT": "i32"},
                     {"BLOCK": 4096, "num_warps": 8},
-                ),
-                "gelu": compiled(
-                    triton_kernels._gelu_sums,
-                    dict.fromkeys(("slopes", "outputs", "gradients"), "*bf16") | summed,
-                    tile | {"WIDTH": 3072},
-                ),
-                "join": compiled(
-                    triton_kernels._join_sums,
-                    dict.fromkeys(("query", "key", "value", "joined"), "*bf16")
-                    | dict.fromkeys(("query_stride", "key_stride", "value_stride"), "i32")
-                    | summed,
-                    tile | {"WIDTH": 768},
                 ),
             }
         )

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.trainer.model import bias_gradients, vocab_loss
+from hpc_gpt.trainer.model import vocab_loss
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
@@ -25,16 +24,11 @@ SHAPES = {"split": SPLIT, "padding": PADDING}
 # last has a row a multiprocessor.
 ROWS = ((64, 61), (100, 100), (256, 130), (8200, 8190), (60_032, 60_001))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# The interpreter takes seconds for each of the wide rows, and for each of the gradients of biases.
-TOO_LONG = [
-    *(f"{dtype} {rows} {real}" for dtype in DTYPES for rows, real in ROWS[3:]),
-    *(f"gelu {dtype}" for dtype in DTYPES[1:]),
-    *(f"join {dtype}" for dtype in DTYPES if dtype != torch.bfloat16),
-]
+# The interpreter takes seconds for each of the wide rows.
+TOO_LONG = [f"{dtype} {rows} {real}" for dtype in DTYPES for rows, real in ROWS[3:]]
 CASES = [
     *(f"{dtype} {rows} {real}" for dtype in DTYPES for rows, real in ROWS),
     *(f"multiply {dtype}" for dtype in DTYPES),
-    *(f"{name} {dtype}" for dtype in DTYPES for name in ("gelu", "join")),
     *SHAPES,
 ]
 _BESIDE = Path(sys.prefix) / "triton"  # torch's CPU build comes without Triton, so that its own start stays as it is
@@ -65,29 +59,6 @@ def _whole(dtype: torch.dtype, rows: int, real: int, kernels: Any) -> float:
 def _product(dtype: torch.dtype, kernels: Any) -> float:
     values, factor = torch.rand(5000).to(dtype), torch.tensor(1 / 3)
     return float((kernels.multiply(values, factor, torch.float32) - values.float() / 3).abs().max())
-
-
-def _far(ours: tuple[Tensor, Tensor], plain: tuple[Tensor, Tensor]) -> float:
-    """The largest difference of the gradients or, as a part of the number of summands, of the sums."""
-    (gradient, sums), (expected, summed) = ours, plain
-    rows = gradient.numel() // sums.numel()
-    return max(float((gradient.float() - expected.float()).abs().max()), float((sums - summed).abs().max()) / rows)
-
-
-def _gelu(dtype: torch.dtype, kernels: Any) -> float:
-    slopes, outputs = (0.8 * torch.rand(11, 55, 136)).to(dtype), (3 * torch.randn(11, 55, 136)).to(dtype)
-    return _far(kernels.fused_gelu_gradient(slopes, outputs), bias_gradients.gelu_gradient(slopes, outputs))
-
-
-def _join(dtype: torch.dtype, kernels: Any) -> float:
-    """Query as attention's flash kernel gives it, key with heads before positions, value with gaps between rows."""
-    query = torch.rand(11, 55, 4, 34).to(dtype).flatten(2)
-    key = torch.rand(11, 4, 55, 34).to(dtype).transpose(1, 2).flatten(2)
-    value = torch.rand(11, 55, 160).to(dtype)[..., :136]
-    return _far(kernels.fused_join_gradients(query, key, value), bias_gradients.join_gradients(query, key, value))
-
-
-_OF_BIASES = {"gelu": _gelu, "join": _join}
 
 
 def _split(kernels: Any, shape: ModelShape, tp: TensorParallel) -> float:
@@ -121,7 +92,6 @@ def main(folder: Path) -> None:
     tp = TensorParallel(rank, 2, dist.group.WORLD)
     alone = {f"{dtype} {rows} {real}": partial(_whole, dtype, rows, real) for dtype in DTYPES for rows, real in ROWS}
     alone |= {f"multiply {dtype}": partial(_product, dtype) for dtype in DTYPES}
-    alone |= {f"{name} {dtype}": partial(far, dtype) for dtype in DTYPES for name, far in _OF_BIASES.items()}
     names = json.loads((folder / "asked.json").read_text())
     # What one process computes is shared out: the other's figure is 0.
     asked = [far for name, far in alone.items() if name in names]

@@ -34,7 +34,6 @@ OUR_MODEL = frozenset(
         "activation_offload",
         "loss_chunks",
         "one_pass_loss",
-        "fused_bias_gradients",
         "cp_exchange",
     }
 )
@@ -42,9 +41,6 @@ OUR_MODEL = frozenset(
 
 # The parts of `ModelShape.special_keys` that our own model has.
 OUR_PARTS = frozenset(name for name, rules in key_rules(Model).items() if rules.part and rules.trains)
-
-# The machines and models on which fast settings were measured, in this order (docs/models-and-engines.md).
-MEASURED_ON = ("H200 gpt2", "H200 gpt2-xl", "H100 gpt2")
 
 
 class EngineFacts(States):
@@ -71,9 +67,6 @@ class EngineFacts(States):
     recomputes: ClassVar[tuple[Recompute, ...]] = RECOMPUTES
     recomputes_parts: ClassVar[bool] = False  # whether it also recomputes a share of the layers, or a list of modules
     compiles_edges: ClassVar[bool] = True  # whether embedding and head can be compiled, too
-    # {a fast setting (`planner.fast`): speed with it divided by speed without, compiled by block, on each of
-    # MEASURED_ON; None if it was not measured there}
-    fast_ratios: ClassVar[Mapping[str, tuple[float | None, ...]]] = {}
     # Number formats in which it can train the layers' matrix products (train.matmul).
     matmuls: ClassVar[frozenset[Matmul]] = frozenset({"none"})
     trains_fp16_on_cpu: ClassVar[bool] = True

@@ -76,7 +76,6 @@ class Training:
     loss_chunks: int = 1  # pieces in which logits are computed, and recomputed in the backward pass
     one_pass_loss: bool = False  # our loss computes its gradients in the same pass: nothing is recomputed
     keep_residuals: bool = False  # a compiled layer keeps the residual after attention, not the terms of its sum
-    fused_bias_gradients: bool = False  # the kernels of QKV's and GELU's gradients also sum up those of the biases
     # How it runs, which the layout does not show.
     cp_exchange: CpExchange = "heads"
     matmul: Matmul = "none"

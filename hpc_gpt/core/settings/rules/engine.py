@@ -257,10 +257,6 @@ def engine_shape_faults(engine: Engine, shape: ModelShape) -> Iterator[Fault]:
             hint = f"set model.mtp_layers = 0: transformers' classes leave them out, too; or {hint}"
         which = f"engine {engine.name} cannot train" if able else "no engine here trains"
         yield Fault(f"{which} this model: {reason}", hint)
-    if engine.fused_bias_gradients and (shape.bias != "all" or shape.is_gated or shape.is_grouped):
-        yield Fault("engine.fused_bias_gradients needs GELU, and biases of query, key and value of one width, "
-                    f"but the model has mlp {shape.mlp}, bias {shape.bias} and {shape.key_heads} kv_heads",
-                    "leave engine.fused_bias_gradients out")  # fmt: skip
 
 
 def _expert_faults(engine: Engine, shape: ModelShape, train: Train) -> Iterator[Fault]:
