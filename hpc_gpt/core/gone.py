@@ -34,6 +34,9 @@ GONE: dict[str, Gone] = {
     "doctor --micro-batch-size": Gone("0.4", _DRY_RUN),
     "doctor --smoke": Gone("0.4", _DRY_RUN),
     "doctor --zero-stage": Gone("0.4", _DRY_RUN),
+    "engine.fused_bias_gradients": Gone(
+        "0.5", "leave it out: the gradients of biases are always computed by themselves", default=False, stops=False
+    ),
     "engine.offload_path": Gone("0.4", "engine.offload keeps what it moves in the memory of the host"),
     "engine.offload_ratio": Gone("0.4", "engine.offload moves all states, 16 bytes a parameter", 1.0),
     "help plan-traits": Gone("0.4", "hpc-gpt help keys plan lists the keys of [plan]"),

@@ -87,6 +87,24 @@ def test_an_older_run_is_read_and_not_continued() -> None:
         assert done.code != 0
 
 
+@pytest.mark.parametrize("name", [name for name in KEYS if not GONE[name].stops])
+def test_an_older_run_goes_on_without_a_key_that_stops_none(name: str) -> None:
+    run = a_run(5, ended="stopped", saved=[5])
+    stored = json.loads((run.path / "resolved.json").read_text())
+    table, _, key = name.partition(".")
+    before = config_hash(run.resolved())
+    stored[table][key] = other_value(name)
+    stored["version"] = "0.4.0"
+    (run.path / "resolved.json").write_text(json.dumps(stored))
+    assert config_hash(Resolved.from_json(json.dumps(stored))) == before
+    for verb in ("status", "report", "why"):
+        assert in_process(verb, run.path).code == 0
+    for words in (("--resume", run.path), ("--branch", f"{run.path}@5")):
+        done = in_process("submit", *words, "--dry-run", code=0)
+        said = f"note: {name} = {other_value(name)} is gone since {GONE[name].version}, and has no effect any more: "
+        assert said + GONE[name].instead in done.stderr
+
+
 AFTER = f"[after] is gone since 0.5, and {{}}: {GONE['[after]'].instead}\n"
 
 
