@@ -9,7 +9,7 @@ from pathlib import Path
 from hpc_gpt.core.files import read_start
 from hpc_gpt.core.runs.checkpoints import command_of, newest_checkpoint
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.core.runs.stored import read_stored_lines
+from hpc_gpt.core.runs.stored import read_stored, read_stored_lines
 
 # The lines with which a script resumes, also under plain sbatch. README and the docs have them.
 RESUME_LINES = (
@@ -52,7 +52,9 @@ def describe_begin_again(run: RunFolder, attempt: Attempt) -> str | None:
     newest, step = newest_checkpoint(run, command)
     if newest is not None and (step or 0) > _last_step(attempt) and newest.stat().st_mtime > start:
         return None
-    had_none = command.checkpoints is not None and newest_checkpoint(run, command, until=start)[0] is None
+    # By the notes of its start: a training that begins again writes the same names once more.
+    given = attempt.trainer().get("resumed_from") or read_stored(attempt.resume).get("path")
+    had_none = command.checkpoints is not None and not given
     why = "no checkpoint had been saved" if had_none else "the script loaded no checkpoint"
     return f"attempt {attempt.number} began at step {first} again, after {reached}: {why}"
 

@@ -1,5 +1,6 @@
 """An attempt that begins its training again, in place of resuming it: who has, who has not, and what the judge says."""
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,11 @@ def test_without_a_saved_checkpoint_that_is_the_reason(tmp_path: Path) -> None:
     for _ in range(2):
         attempt = add_attempt(run, lines(1, 60), "walltime")
     assert str(describe_begin_again(run, attempt)).endswith("after 60: no checkpoint had been saved")
+    # One was there at its start, although it has written the same name since.
+    attempt.resume.write_text(json.dumps({"path": "out/step-60", "step": 60}))
+    (saved := tmp_path / "out/step-60").mkdir(parents=True)
+    (saved / "model.bin").write_text("weights")
+    assert str(describe_begin_again(run, attempt)).endswith("after 60: the script loaded no checkpoint")
 
 
 def test_checkpoints_above_its_steps_show_a_resumption(tmp_path: Path) -> None:
