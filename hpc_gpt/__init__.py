@@ -3,7 +3,7 @@
 import sys
 import zipimport
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 
 class _ArchiveImporter(zipimport.zipimporter):

@@ -125,7 +125,9 @@ def test_every_page_that_a_file_names_is_there():
 
 
 def test_the_newest_changes_are_of_this_version():
-    assert re.search(r"^## (\S+), \d{4}-\d\d-\d\d$", text_of("CHANGELOG.md"), re.MULTILINE)[1] == __version__
+    """Until a version is released, its changes are headed Unreleased."""
+    newest, before = re.findall(r"^## (\S+?)(?:, \d{4}-\d\d-\d\d)?$", text_of("CHANGELOG.md"), re.MULTILINE)[:2]
+    assert newest == __version__ or (newest == "Unreleased" and before != __version__)
 
 
 def test_every_page_is_in_the_index_and_the_readme_leads_to_it():

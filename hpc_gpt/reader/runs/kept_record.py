@@ -1,6 +1,6 @@
 """record.json as a cache of its run: it is used while the files that it came from have their sizes and times.
 
-    {..., "read": {"by": "0.4.0", "code": "9c56cc51b374c3ba",
+    {..., "read": {"by": "0.5.0", "code": "9c56cc51b374c3ba",
                    "files": {"resolved.json": [1006, 1764385440000000000], "attempts/1": [4096, ...]}}}
 
 `code` is a sum of the code that made the record. The files are those of the run folder and of its attempts, and
