@@ -99,7 +99,7 @@ def _lines(answer: Why) -> list[str]:
     if answer.status:
         lines.append(f"status   {answer.status}")
     if answer.ended not in ("done", *LIVE):
-        lines += ["", f"to do    {answer.to_do}", f"retry    {RETRY_WORDS[advice.can_succeed]}"]
+        lines += ["", f"to do    {answer.to_do}", f"retry    {RETRY_WORDS[answer.can_succeed]}"]
     if answer.chain and not answer.status:  # the status has it
         lines.append(f"chain    {answer.chain}")
     lines += [f"note     {one_line(note)}" for note in (*answer.notes, *_own_options(answer.text or ""))]

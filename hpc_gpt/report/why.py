@@ -17,7 +17,7 @@ from hpc_gpt.core.ends.exit_status import ExitStatus, read_exit_status
 from hpc_gpt.core.ends.failures import LIVE, UNSPECIFIC, advice, meaning
 from hpc_gpt.core.ends.program_end import AT_ONCE
 from hpc_gpt.core.ends.run_state import deciding, is_of_slurm, moved_from, newest_submission, read_end, retry_note
-from hpc_gpt.core.ends.state import DAMAGED_CHECKPOINT, Facts, class_of
+from hpc_gpt.core.ends.state import DAMAGED_CHECKPOINT, Facts, class_of, fails_again
 from hpc_gpt.core.files import from_here, open_regular
 from hpc_gpt.core.format import class_and_cause, without_figures
 from hpc_gpt.core.runs.checkpoints import command_of
@@ -250,6 +250,14 @@ class Why:
         end_text = class_and_cause(end.facts.verdict or "", one_line(end.why or ""))
         return None if end.why == end.cause or end_text == self.ended else f"ends as {end_text}"
 
+    @property
+    def can_succeed(self) -> bool | None:
+        """Whether the same job, started again by hand, can succeed: as the judge of the last attempt says, else by its
+        class; None if it depends."""
+        attempts = deciding(self.run_folder.attempts()) if self.run_folder and self.last else []
+        end = read_end(attempts[-1]) if attempts else None
+        return False if end is not None and fails_again(end.why) else meaning(self.ended).can_succeed
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON: the last attempt's cause on top, then every attempt's."""
         last = self.last.to_dict() if self.last else {}
@@ -264,7 +272,7 @@ class Why:
             "status": self.status,
             **top,
             "lines": [{"line": number, "text": text} for number, text in self.lines],
-            "retry": meaning(self.ended).can_succeed,
+            "retry": self.can_succeed,
             "means": meaning(self.ended).means,
             "to_do": self.to_do,
             "exclude": self.exclude,
@@ -279,12 +287,20 @@ def explain(name: str, logs: Path, *more_logs: str) -> Why:
     """Explains why the run `name` ended: a RUN as for read_one, which raises NoSuchRun. `more_logs`: its other logs."""
     read = read_one(name, logs, *more_logs, ends_only=True)
     if read.folder is not None:
-        return _with_lines(_explain_own(read, RunFolder(read.folder)))
+        return _with_lines(_explain_own(read))
     log = next(iter(read.files), None)
     # Another training may follow in the file.
     file, _, line = read.record.sources.get("ended", "").rpartition(":")
     end = int(line) if file == str(log) and line.isdigit() else sys.maxsize
     return _with_lines(_explain_foreign(read), log, end)
+
+
+def end_by_logs(run: RunFolder, state: str, cause: str | None) -> tuple[str, str | None]:
+    """The class and the cause of our own run's end, which nobody has judged, by its last attempt's logs, as `explain`
+    gives them; `state` and `cause`, by what else is known, if the logs say nothing."""
+    read = read_one(str(run.path), run.path.parent, ends_only=True)
+    *_, last = (None, *_explain_own(read, (state, cause)).attempts)
+    return (state, cause) if last is None or last.ended == state else (last.ended, last.text)
 
 
 def _with_lines(why: Why, log: Path | None = None, end: int = sys.maxsize) -> Why:
@@ -340,14 +356,20 @@ def _failure_dict(failure: Failure) -> dict[str, Any]:
     }
 
 
-def _explain_own(read: RunRead, run: RunFolder) -> Why:
-    """Explains our own run by ended.json; by its logs where that says only `error`, and for the line of the cause."""
-    record, cannot = read.record, []
+def _explain_own(read: RunRead, last_end: tuple[str, str | None] | None = None) -> Why:
+    """Explains our own run by what the judge has written, which has read the logs; by the logs where nobody has judged
+    an attempt that says only `error`, and for the line of the cause. `last_end`: the class and the cause of the last
+    attempt, if more is known than the run folder says."""
+    assert read.folder is not None
+    run, record, cannot = RunFolder(read.folder), read.record, []
     tables = record.attempts or []
     attempts: list[AttemptWhy] = []
     own, is_program = run.attempts(), command_of(run) is not None
     for index, (attempt, table) in enumerate(zip(own, tables, strict=False)):
-        ended, following = table.get("ended"), attempt.next_of_job(own[index + 1 :])
+        following = attempt.next_of_job(own[index + 1 :])
+        ended, reason = table.get("ended"), table.get("cause")
+        if last_end is not None and index == len(own) - 1:
+            ended, reason = last_end
         # Slurm's own output is of a start of the job: what it says is meant for the last attempt of that start, unless
         # the job outlived that, too, and ended in the pause before a restart.
         verdict = attempt.verdict()
@@ -363,7 +385,7 @@ def _explain_own(read: RunRead, run: RunFolder) -> Why:
                 cannot += [f"{path}: {log.refused}"] if log.refused else []
         cause = first_cause(parts, ended == "done", asks_for_gpus(run.job_script))
         cause = _with_dead_host(cause, ended, attempt.ended(), table.get("node_list"))
-        explained = _attempt_why(attempt.number, ended, table.get("cause"), cause)
+        explained = _attempt_why(attempt.number, ended, reason, cause, bool(verdict))
         note = table.get("note") if explained.ended == "done" else None
         begin, final = table.get("first_step"), table.get("last_step")
         steps = (begin, final) if is_program and begin is not None and final is not None else None
@@ -422,8 +444,10 @@ def _with_dead_host(cause: Cause, ended: str | None, ended_json: Mapping[str, An
     return Cause("node_failure", str(ended_json.get("cause") or "a node died"), None, node, cause.ordered, sure=sure)
 
 
-def _attempt_why(number: int, ended: str | None, cause_text: str | None, cause: Cause) -> AttemptWhy:
-    attempt = _explained(number, ended, cause_text, cause)
+def _attempt_why(
+    number: int, ended: str | None, cause_text: str | None, cause: Cause, is_judged: bool = False
+) -> AttemptWhy:
+    attempt = _explained(number, ended, cause_text, cause, is_judged)
     # Our own tracebacks have no rank, but ended.json has it.
     named_rank = _OWN_RANK.match(cause_text or "")
     if named_rank is not None and attempt.cause.rank is None and attempt.text == one_line(cause_text or ""):
@@ -431,7 +455,7 @@ def _attempt_why(number: int, ended: str | None, cause_text: str | None, cause: 
     return attempt
 
 
-def _explained(number: int, ended: str | None, cause_text: str | None, cause: Cause) -> AttemptWhy:
+def _explained(number: int, ended: str | None, cause_text: str | None, cause: Cause, is_judged: bool) -> AttemptWhy:
     """The reason that the attempt itself gives; the logs' if the attempt only says that something failed."""
     if (end := read_exit_status(cause_text)) is not None and end.signal is not None and _only_echoes(cause):
         return _ended_by_signal(number, ended or "unknown", cause_text or "", end, cause)
@@ -439,6 +463,7 @@ def _explained(number: int, ended: str | None, cause_text: str | None, cause: Ca
     recorded = ended or "unknown"
     if (
         recorded in UNSPECIFIC
+        and not is_judged
         and not (cause_text or "").startswith(DAMAGED_CHECKPOINT)
         and has_cause
         and (cause_text is None or cause.ended not in UNSPECIFIC or not _only_echoes(cause))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hpc_gpt.core.ends.failures import MAX_PUT_BACK, MOST_UNSEEN, MOST_WITHOUT_PROGRESS, QUICK_S, RETRIES
-from hpc_gpt.core.ends.state import PUT_BACK, is_after_exit_0, is_inferred, is_mistake, pause_s
+from hpc_gpt.core.ends.state import FAILS_AGAIN, PUT_BACK, is_after_exit_0, is_inferred, is_mistake, pause_s
 
 
 @dataclass(frozen=True)
@@ -150,14 +150,14 @@ def judge(past: Sequence[EndedAttempt], rules: Rules, wish: str = "") -> Verdict
     if last.complete and (last.ended != "requeued" or is_inferred(last.cause)):
         return stop(last.ended, f"{cause}; it has made its last planned step, {last.complete:,}")
     if last.ended == "error" and is_mistake(last.cause):
-        return stop("error", f"{cause}; a retry would fail with the same message")
+        return stop("error", f"{cause}; {FAILS_AGAIN}fail with the same message")
     if (
         last.ended == "error"
         and not last.progressed
         and all(attempt.quick for attempt in since_last_stop if attempt.max_in_a_row)
     ):
         quick = f"it exited within {QUICK_S} s, before a step or a checkpoint"
-        return stop("error", f"{cause}; {quick}: a retry would do the same")
+        return stop("error", f"{cause}; {quick}: {FAILS_AGAIN}do the same")
     if rules.cannot_continue:
         return stop(last.ended, f"{cause}; {rules.cannot_continue}")
     spent = gpu_hours(past)

@@ -259,6 +259,8 @@ PUT_BACK = "put back to the queue by Slurm or by hand"
 NAN_SINCE = "nan since step "
 # The cause of a failure begins so if the program, or script, exited with 0.
 EXIT_0_BUT = "exit code 0, but "
+# Begins the judge's words on a failure that would be the same once more.
+FAILS_AGAIN = "a retry would "
 # Begins the cause of an attempt that could not read the checkpoint that it was given; the next one gets another.
 DAMAGED_CHECKPOINT = "damaged checkpoint "
 # Parts of the cause after a SIGTERM that was meant for the attempt before, and after a script's own --signal: both are
@@ -270,6 +272,11 @@ OWN_SIGNAL = "--signal sent "
 def ends_by_itself(cause: str | None) -> bool:
     """Whether the cause of an `error` says that the program exited with 0 before its last step."""
     return bool(cause) and BY_ITSELF in (cause or "")
+
+
+def fails_again(why: str | None) -> bool:
+    """Whether the judge has ended a run because its failure would be the same once more."""
+    return FAILS_AGAIN in (why or "")
 
 
 def is_after_exit_0(cause: str | None) -> bool:

@@ -54,6 +54,11 @@ OWN_VARIABLES = frozenset(OF_ONE_JOB) | {
 }  # fmt: skip
 
 
+def is_on_one_node() -> bool:
+    """Whether the job of this process has one node; on a machine without Slurm it has."""
+    return os.environ.get("SLURM_JOB_NUM_NODES", "1") == "1"
+
+
 def leaked_variables(environment: Mapping[str, str]) -> list[str]:
     """The variables of `environment` that belong to an enclosing job or would silently change the submission."""
     return sorted(name for name in environment if name in _NAMES or (name.startswith(_PREFIXES) and name not in _KEEP))

@@ -24,8 +24,9 @@ from submitit.local.local import Controller
 
 from hpc_gpt.core.ends.end_policy import SIGNALS, TERMINATED, End
 from hpc_gpt.core.ends.exit_status import ExitStatus
-from hpc_gpt.core.ends.failures import meaning
+from hpc_gpt.core.ends.failures import UNSPECIFIC, meaning
 from hpc_gpt.core.ends.history import read_history
+from hpc_gpt.core.ends.judge import Verdict
 from hpc_gpt.core.ends.state import Facts, class_of
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import read_json, replace_whole
@@ -39,7 +40,15 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.clients import KILL_WAIT_S
 from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.environment import own_job
-from hpc_gpt.launcher.attempts.decisions import ShownJob, conclude, look_again, say_note
+from hpc_gpt.launcher.attempts.decisions import (
+    ShownJob,
+    classify,
+    conclude,
+    disk_that_may_be_full,
+    look_again,
+    say_note,
+    write_verdict,
+)
 from hpc_gpt.launcher.attempts.notify import send_events
 
 _RACE_SUPERVISOR = "hpc_gpt.launcher.race.race_here"  # supervises a race, and starts its visits
@@ -270,12 +279,21 @@ def run_attempt(run: RunFolder, attempt: Attempt) -> int:
 
 def judge_and_note(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
     """Returns whether another attempt follows `attempt`, which has ended. If it asks for a requeue or has failed, it is
-    judged, once, and the verdict is written."""
+    judged, once, and the verdict is written; its logs may say more than its ranks have written."""
     end = attempt.ended()
-    fails = end and not end.get("requeue") and meaning(end.get("ended")).chain != "stops"
-    if (end.get("requeue") or (fails and _retries(run, attempt, resolved))) and not attempt.verdict():
-        wish, last = run.asked_to_end(attempt.job), End(str(end["ended"]), end.get("cause"))
-        conclude(run, attempt, resolved, last, time.time(), attempt.number, _job(run, attempt, resolved), wish)
+    if end and not attempt.verdict():
+        last = End(str(end["ended"]), end.get("cause"))
+        if is_unspecific := last.ended in UNSPECIFIC:
+            last = classify(attempt, "", "")
+        fails = not end.get("requeue") and meaning(last.ended).chain != "stops"
+        if end.get("requeue") or (fails and _retries(run, attempt, resolved)):
+            wish, job = run.asked_to_end(attempt.job), _job(run, attempt, resolved)
+            conclude(run, attempt, resolved, last, time.time(), attempt.number, job, wish)
+        elif is_unspecific:
+            past = read_history(run, gpus_of(resolved), time.time(), attempt.number)
+            with disk_that_may_be_full():
+                verdict = Verdict(False, last.ended, last.ended, "")
+                write_verdict(attempt, verdict, past, (), time.time(), last)
     pack_heartbeats(run)
     return attempt.verdict().get("go_on") is True
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.ends.began_again import describe_begin_again
-from hpc_gpt.core.ends.failures import LIVE, STARTED
+from hpc_gpt.core.ends.failures import LIVE, STARTED, UNSPECIFIC
 from hpc_gpt.core.ends.history import read_history
 from hpc_gpt.core.ends.judge import gpu_hours
 from hpc_gpt.core.ends.program_end import AT_ONCE
@@ -33,6 +33,7 @@ from hpc_gpt.core.ends.run_state import (
     retry_note,
     run_on_note,
 )
+from hpc_gpt.core.ends.state import class_of
 from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.core.files import within_time
 from hpc_gpt.core.format import clock, show_duration
@@ -329,15 +330,16 @@ def _damaged(run: RunFolder, cause: str) -> RunStatus:
 
 
 def _state(run: RunFolder, resolved: Resolved, run_state: RunState, jobs: JobStates | None) -> tuple[str, str | None]:
-    """(the state of a run, its cause with the notes on it). A job without attempts may say it in its own output."""
+    """(the state of a run, its cause with the notes on it). The logs say it where nobody has judged a failure."""
     state, cause = run_state.state.ended, _cause(run, run_state, jobs)
     if cause == NO_ANSWER:
         return state, cause
-    if state == "unknown" and not run.attempts():
-        from hpc_gpt.reader.runs.attempt_cause import cause_before_attempts
+    is_unsaid = run_state.end is None or (class_of(run_state.end.facts) or "unknown") in UNSPECIFIC
+    has_output = run.attempts() or any(run.path.glob("slurm-*.out"))
+    if state in UNSPECIFIC and run_state.state.by != "next" and is_unsaid and has_output:
+        from hpc_gpt.report.why import end_by_logs
 
-        before = cause_before_attempts(run, run_state.job_id)
-        state, cause = (before.ended, before.text) if before else (state, cause)
+        state, cause = end_by_logs(run, state, cause)
     # Nodes that a job which has not started excludes, as another run found them bad.
     told = run.told_nodes() if state == "pending" and not run.attempts() else {}
     without = (f"without {node}, which is bad by run {by}" for node, by in told.items())

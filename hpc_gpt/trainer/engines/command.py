@@ -32,7 +32,7 @@ from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.program_text import fill, fill_line
 from hpc_gpt.core.settings.sized import params
-from hpc_gpt.core.slurm.environment import without_our_code
+from hpc_gpt.core.slurm.environment import is_on_one_node, without_our_code
 from hpc_gpt.reader.failures.live_lines import LiveLines
 from hpc_gpt.trainer.program.process import ForeignLog, LastLines, said_by
 from hpc_gpt.trainer.program.rank import ForeignRank, ProgramStart, Stop
@@ -111,7 +111,7 @@ class CommandRank(ForeignRank):
             interleaved=lambda: lines.is_interleaved,
         )
         files = functools.partial(checkpoint_files, self._run, command) if self._place.rank == 0 else dict
-        heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, command.hang_s, files)
+        heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, command.hang_s, files, is_on_one_node())
         attempt.folder.joinpath(ForeignLog.TRAINS).touch()
         environment = self._environment()
         if command.checkpoints is not None:

@@ -40,7 +40,7 @@ from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_stored_lines
 from hpc_gpt.core.settings.sized import params
 from hpc_gpt.core.slurm.clients import ask, squeue_rows
-from hpc_gpt.core.slurm.environment import ALLOCATION
+from hpc_gpt.core.slurm.environment import ALLOCATION, is_on_one_node
 from hpc_gpt.core.slurm.script_lines import globs_of
 from hpc_gpt.reader.failures.live_lines import LiveLines
 from hpc_gpt.trainer.program.job_script import programs_of, submits_again
@@ -117,7 +117,9 @@ class ScriptWatch:
         )
         train = self._resolved.train
         files = functools.partial(checkpoint_files, run, self._command)
-        self._heart = ForeignHeartbeat(train.hang_multiple, train.hang_floor_s, self._command.hang_s, files)
+        self._heart = ForeignHeartbeat(
+            train.hang_multiple, train.hang_floor_s, self._command.hang_s, files, is_on_one_node()
+        )
         self._tree = Tree([body], StartedSteps())
         self._heart.processes = Processes(self._tree)
         self._inbox = Inbox(attempt)

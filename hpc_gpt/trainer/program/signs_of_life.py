@@ -9,13 +9,15 @@
   output if the user has set it, else never |
 
 A rank that hangs in NCCL uses all of its CPU and GPU, and programs beside it continue to print: so a sign of life makes
-the limit longer, but not endless. A program that evaluates, converts or uploads after its steps makes no step, and does
-not hang.
+the limit longer, but not endless. A sign counts while it is younger than the limit of a step. On several nodes output
+and files count up to the next step, as the work of the other nodes is not seen from this one. A program that evaluates,
+converts or uploads after its steps makes no step, and does not hang.
 """
 
 import collections
 import contextlib
 import glob
+import math
 import os
 import re
 import stat
@@ -23,6 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hpc_gpt.core.format import show_duration
 from hpc_gpt.core.process import name_of
@@ -52,15 +55,27 @@ _MOST_FILES = 1000
 _OF_A_TASK = re.compile(r"%\d*[tnNsJ]")
 
 
+class Sign(NamedTuple):
+    """A sign of life: what it is, how old, and for how long it still counts; None up to the next step."""
+
+    name: str
+    age_s: float = 0.0
+    left_s: float | None = None
+
+    def __str__(self) -> str:
+        left = "" if self.left_s is None else f" (counts for {show_duration(round(self.left_s))} more)"
+        return f"{self.name} {show_duration(round(self.age_s))} ago{left}"
+
+
 @dataclass(frozen=True)
 class SignsSeen:
     """The state of a program: whether a step came, whether its log has its last line of a step, whether a process
-    `lives` that ran when the step came, and the `signs` of life since then."""
+    `lives` that ran when the step came, and the `signs` of life since then that still count."""
 
     stepped: bool
     at_total: bool = False
     lives: bool = True
-    signs: tuple[str, ...] = ()
+    signs: tuple[Sign, ...] = ()
 
     @property
     def is_due(self) -> bool:
@@ -72,7 +87,7 @@ def hang_limit_s(seen: SignsSeen, step_limit_s: float, floor_s: float, silent_s:
     """The seconds after which the program counts as a hang, 0 for never: without a step if one is due, else without
     output.
 
-    >>> due, shows, over = SignsSeen(True), SignsSeen(True, signs=(OUTPUT,)), SignsSeen(True, lives=False)
+    >>> due, shows, over = SignsSeen(True), SignsSeen(True, signs=(Sign(OUTPUT),)), SignsSeen(True, lives=False)
     >>> [hang_limit_s(seen, 400.0, 300.0, None) for seen in (due, shows, over)]
     [400.0, 3600.0, 0.0]
     """
@@ -201,7 +216,8 @@ class ForeignHeartbeat(Heartbeat):
     `hang_limit_s`.
 
     `silent_s`: how long it may print nothing if no step is due; None for ever. `files` gives the sizes of its
-    checkpoints, `gpus` the figures of its GPUs. Without `processes` it is assumed that one lives.
+    checkpoints, `gpus` the figures of its GPUs. Without `processes` it is assumed that one lives. `on_one_node`: all
+    its processes are on this node.
     """
 
     def __init__(
@@ -210,25 +226,27 @@ class ForeignHeartbeat(Heartbeat):
         floor_s: float,
         silent_s: float | None,
         files: Callable[[], Mapping[str, object]] = dict,
+        on_one_node: bool = False,
     ) -> None:
         super().__init__(multiple, floor_s)
+        self._on_one_node = on_one_node
         self._silent_s, self._files = silent_s, files
         self.processes: Processes | None = None
         self.gpus: Callable[[], Iterable[GpuFigures] | None] = lambda: None
         self.at_total = False
         self.is_over = False  # this task's program has ended well, and the task waits for the others
         self._stepped = self._stepped_boot_s = -float("inf")  # when the last step came, by two clocks
-        self._heard = self._grew = self._was_due = False
+        self._was_due = False
         self._sizes: Mapping[str, object] | None = None
-        self._sized_at = self._gpu_at = -float("inf")
+        self._sized_at = self._gpu_at = self._heard_at = self._grew_at = -float("inf")
 
     def stepped(self, step: int, count: int = 1, came_boot_s: float | None = None) -> None:
         """Records a step as `Heartbeat.stepped` does. `came_boot_s`: when its line was read, in seconds since the
         boot."""
         super().stepped(step, count)
         self._stepped_boot_s = boot_s() if came_boot_s is None else came_boot_s
-        self._heard, self._grew, self._was_due = False, False, True
-        self._sizes, self._gpu_at = None, -float("inf")
+        self._was_due, self._sizes = True, None
+        self._gpu_at = self._heard_at = self._grew_at = -float("inf")
         if self.processes is not None:
             self.processes.begin()
         self._stepped = time.monotonic()
@@ -236,7 +254,8 @@ class ForeignHeartbeat(Heartbeat):
     def heard(self, is_more: bool = True) -> None:
         """Records output. If a step is due, the output is a sign of life only if it `is_more` than usually comes
         between two steps; if none is due, output is the only measure, and any counts."""
-        self._heard = self._heard or is_more
+        if is_more:
+            self._heard_at = time.monotonic()
         if not self._was_due:
             self.moves += 1
 
@@ -244,12 +263,18 @@ class ForeignHeartbeat(Heartbeat):
         """Looks whether a checkpoint grows, if no step has come for long. Runs on the caller's thread, as a disk may
         not answer."""
         now = time.monotonic()
-        if self._grew or now < max(self._stepped, self._sized_at) + max(_LOOK_S, self.floor_s / 10):
+        if now < max(self._stepped, self._sized_at) + self._files_s:
             return
         self._sized_at = now
         sizes = self._files()
         before, self._sizes = self._sizes, sizes
-        self._grew = before is not None and any(before.get(path) != size for path, size in sizes.items())
+        if before is not None and any(before.get(path) != size for path, size in sizes.items()):
+            self._grew_at = now
+
+    @property
+    def _files_s(self) -> float:
+        """Seconds from one look at the files to the next."""
+        return max(_LOOK_S, self.floor_s / 10)
 
     def seen(self) -> SignsSeen:
         """The state of the program now."""
@@ -263,13 +288,18 @@ class ForeignHeartbeat(Heartbeat):
             lives = self.is_over or self.processes.any_since(self._stepped_boot_s)
         if now >= since + _READ_S and any((figures.util or 0.0) >= _GPU for figures in self.gpus() or ()):
             self._gpu_at = now
-        signs = {
-            OUTPUT: self._heard,
-            FILES: self._grew,
-            CPU: since < busy_at and now - busy_at < max(limit_s, holds_s),
-            GPU: since < self._gpu_at and now - self._gpu_at < max(limit_s, _READ_S),
-        }
-        return SignsSeen(True, self.at_total, lives, tuple(name for name, is_there in signs.items() if is_there))
+        counts_s = (limit_s or math.inf) if self._on_one_node else math.inf
+        signs = [
+            Sign(name, now - at, None if for_s == math.inf else at + for_s - now)
+            for name, at, for_s in (
+                (OUTPUT, self._heard_at, counts_s),
+                (FILES, self._grew_at, max(counts_s, 2 * self._files_s)),
+                (CPU, busy_at, max(limit_s, holds_s)),
+                (GPU, self._gpu_at, max(limit_s, _READ_S)),
+            )
+            if since < at and now < at + for_s
+        ]
+        return SignsSeen(True, self.at_total, lives, tuple(signs))
 
     def limit_s(self) -> float:
         if self.phase == LEAVING:
@@ -287,8 +317,10 @@ class ForeignHeartbeat(Heartbeat):
         seen = self.seen()
         limit_s = hang_limit_s(seen, super().limit_s(), self.floor_s, self._silent_s)
         if seen.is_due:
-            shown = f"signs of life: {', '.join(seen.signs)}" if seen.signs else "no other sign of life"
+            shown = f"signs of life: {', '.join(map(str, seen.signs))}" if seen.signs else "no other sign of life"
             end = f"a hang after {show_duration(limit_s)}" if limit_s else "never a hang (train.hang_multiple)"
+            if limit_s and seen.signs and all(sign.left_s is not None for sign in seen.signs):
+                end = f"a hang without another sign, at the latest after {show_duration(limit_s)}"
         else:
             shown = "no other step is due" if seen.at_total else "the processes that made steps have ended"
             end = f"a hang after {show_duration(limit_s)} without output" if limit_s else "the time limit ends it"

@@ -314,7 +314,7 @@ def test_a_step_that_is_only_logged_is_progress_but_no_save() -> None:
 def test_here_a_logged_step_is_no_reason_to_start_again() -> None:
     run = own_program("local")
     assert not judge_and_note(run, add_attempt(run, 6, "error"), run.resolved())
-    assert not run.attempt(1).verdict()
+    assert not run.attempt(1).verdict()["go_on"]
 
 
 def test_a_script_that_asks_twice_hears_the_same_and_notes_once() -> None:
@@ -645,3 +645,15 @@ def test_a_job_that_took_the_lock_later_is_asked_about(monkeypatch, capsys) -> N
     assert answer(39, "9", "") == "wait"
     assert answer(38, "9", "squeue 9 RUNNING\n").startswith("stop 1")
     assert own.ended()["cause"] == "job 9 already runs this run"
+
+
+@pytest.mark.parametrize(
+    ("line", "ended"),
+    [("ModuleNotFoundError: No module named 'einops'", "user_error"), ("torch.OutOfMemoryError: CUDA", "gpu_memory")],
+)
+def test_here_the_logs_say_what_the_ranks_have_not(line: str, ended: str) -> None:
+    run = own_program("local")
+    attempt = add_attempt(run, 6, "error", cause="rank 1 ended with exit code 1")
+    attempt.log.write_text(f"Traceback (most recent call last):\n{line}\n")
+    assert not judge_and_note(run, attempt, run.resolved())
+    assert (run.attempt(1).verdict()["attempt_ended"], read_status([run])[0].state) == (ended, ended)

@@ -19,7 +19,12 @@ for number in range(12):
 """
 FLOOR_S = patient(4)
 # What the program does after its steps, and for how long it is left alone at least.
-HANGS = {"asleep": ("time.sleep(9000)", FLOOR_S), "spin": ("while True: pass", 12 * FLOOR_S)}
+SAVING = "time.sleep(1)\nprint('Saving', flush=True)\nprint('the model', flush=True)\ntime.sleep(9000)"
+HANGS = {
+    "asleep": ("time.sleep(9000)", FLOOR_S),
+    "asleep after a line": (SAVING, FLOOR_S),
+    "spin": ("while True: pass", 12 * FLOOR_S),
+}
 
 
 @pytest.mark.long
@@ -33,7 +38,7 @@ def test_a_program_that_stands_still_is_ended_as_a_hang(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(f"{TRAIN}{body}\n")
     run, floor = f"{sys.executable} train.py", ("--set", f"train.hang_floor_s={FLOOR_S:g}")
-    if kind == "asleep":
+    if kind != "spin":
         (tmp_path / "fit.slurm").write_text(f"#!/bin/bash\n#SBATCH -t 20\n{run}\n")
         made = submit("--cluster", "local", *floor, tmp_path / "fit.slurm")
     else:
@@ -45,6 +50,7 @@ def test_a_program_that_stands_still_is_ended_as_a_hang(
     in_process("cancel", made.run_id)  # a hang is started again
     end, last = made.attempt(1).ended(), made.attempt(1).last_metrics()
     assert (end["ended"], last["step"], end["time"] - last["time"] >= least_s) == ("hang", 11, True), end
+    assert kind == "spin" or end["time"] - last["time"] < 6 * FLOOR_S, "a line is a sign of life while it is young"
 
 
 @pytest.mark.long

@@ -239,7 +239,7 @@ def test_a_configuration_that_is_not_there_is_said_at_once(client, monkeypatch):
 def test_an_ended_run_has_each_of_its_files_read_once(slurm_says, monkeypatch, cluster):
     run = make_run(logs_dir()) if cluster == "local" else slurm_run(ended="done")
     if cluster == "local":
-        add_attempt(run, [metrics_line(1)], "error")
+        add_attempt(run, [metrics_line(1)], "data")
     opened, plain_open = Counter(), files.open_regular
 
     def count(path):
@@ -540,6 +540,21 @@ def test_the_line_for_a_shell_names_the_slow_node_else_rank_0s(slurm_says, probe
         for verb in ("status", "why"):
             assert f"a shell in its job: {line}\n" in in_process(verb, run.run_id).stderr
     assert shell_command(run, replace(row, state="done"), node) == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "ended"),
+    [("ModuleNotFoundError: No module named 'einops'", "user_error"), ("torch.OutOfMemoryError: CUDA", "gpu_memory")],
+)
+@pytest.mark.parametrize("has_attempt", [True, False])
+def test_why_says_the_same_of_a_failure_that_nobody_judged(slurm_says, line, ended, has_attempt):
+    run = slurm_run() if has_attempt else with_job(unsubmitted_run("generic-slurm"), "7")
+    log = run.attempt(1).log if has_attempt else run.path / "slurm-7.out"
+    log.write_text(f"Traceback (most recent call last):\n{line}\n")
+    slurm_says({"7": ("FAILED", "")})
+    (row,) = read_status([run])
+    found = json.loads(in_process("why", run.run_id, "--json", code=0).stdout)
+    assert (row.state, found["ended"], row.cause) == (ended, ended, found["cause"])
 
 
 def test_it_says_since_when_the_steps_of_a_program_stand_still(slurm_says):

@@ -28,6 +28,7 @@ from hpc_gpt.trainer.program.signs_of_life import (
     OUTPUT,
     ForeignHeartbeat,
     Processes,
+    Sign,
     SignsSeen,
     boot_s,
     checkpoint_files,
@@ -60,11 +61,13 @@ STEP_S, FLOOR_S = 400.0, 300.0
 def test_the_table(
     stepped: bool, at_total: bool, lives: bool, signs: tuple, hang_s: float | None, limit_s: float
 ) -> None:
-    assert hang_limit_s(SignsSeen(stepped, at_total, lives, signs), STEP_S, FLOOR_S, hang_s) == limit_s
+    assert (
+        hang_limit_s(SignsSeen(stepped, at_total, lives, tuple(map(Sign, signs))), STEP_S, FLOOR_S, hang_s) == limit_s
+    )
 
 
 def test_a_sign_shortens_no_limit_and_no_limit_stays_none() -> None:
-    shows = SignsSeen(True, signs=(CPU,))
+    shows = SignsSeen(True, signs=(Sign(CPU),))
     assert hang_limit_s(shows, 9000.0, FLOOR_S, None) == 9000.0
     assert hang_limit_s(shows, 0.0, FLOOR_S, None) == 0.0, "train.hang_multiple = 0"
 
@@ -274,6 +277,10 @@ def test_cpu_work_is_seen_and_sleep_is_none(start, monkeypatch: pytest.MonkeyPat
     assert found == [FLOOR_S, 12 * FLOOR_S]
 
 
+def names_of_signs(heart: ForeignHeartbeat) -> list[str]:
+    return [sign.name for sign in heart.seen().signs]
+
+
 def test_a_gpu_at_work_and_a_file_that_grows_are_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signs_of_life, "_READ_S", 0.0)
     monkeypatch.setattr(signs_of_life, "_LOOK_S", 0.0)
@@ -283,9 +290,9 @@ def test_a_gpu_at_work_and_a_file_that_grows_are_signs(tmp_path: Path, monkeypat
     heart.gpus = lambda: [GpuFigures(util[0], None, None, None, None)]
     for step in range(1, 9):
         heart.stepped(step)
-    assert heart.seen().signs == ()
+    assert names_of_signs(heart) == []
     util[0] = 98.0
-    assert heart.seen().signs == (GPU,)
+    assert names_of_signs(heart) == [GPU]
     heart.stepped(9)
     util[0] = 0.0
     (folder := tmp_path / "step-9").mkdir()
@@ -294,7 +301,23 @@ def test_a_gpu_at_work_and_a_file_that_grows_are_signs(tmp_path: Path, monkeypat
         os.utime(folder / "model.pt", (1, 1))
         heart._sized_at = heart._stepped = time.monotonic() - 9
         heart.look_at_files()
-    assert heart.seen().signs == (FILES,)
+    assert names_of_signs(heart) == [FILES]
+
+
+@pytest.mark.parametrize("is_one", [True, False])
+def test_on_one_node_a_line_counts_as_long_as_a_step_may_take(is_one: bool) -> None:
+    heart = ForeignHeartbeat(20.0, FLOOR_S, None, on_one_node=is_one)
+    for step in range(1, 9):
+        heart.stepped(step)
+    heart.heard()
+    assert heart.limit_s() == 12 * FLOOR_S
+    heart._stepped -= FLOOR_S + 10
+    heart._heard_at -= FLOOR_S - 5
+    assert heart.limit_s() == 12 * FLOOR_S, "it is younger than a step may take"
+    heart._heard_at -= 10
+    assert heart.limit_s() == (FLOOR_S if is_one else 12 * FLOOR_S)
+    heart.heard()
+    assert heart.limit_s() == 12 * FLOOR_S, "the next line"
 
 
 def test_output_counts_anew_when_no_step_is_due_any_more() -> None:
@@ -317,7 +340,15 @@ def test_output_counts_anew_when_no_step_is_due_any_more() -> None:
     ("change", "words"),
     [
         ({}, "no other sign of life; a hang after 300 s"),
-        ({"_heard": True, "_grew": True}, "signs of life: output, files that grow; a hang after 60 min"),
+        (
+            {"_heard_at": 20.0, "_grew_at": 8.0},
+            "signs of life: output 20 s ago, files that grow 8 s ago; a hang after 60 min",
+        ),
+        (
+            {"_heard_at": 20.0, "_on_one_node": True},
+            "signs of life: output 20 s ago (counts for 280 s more); a hang without another sign, at the latest after"
+            " 60 min",
+        ),
         ({"at_total": True}, "no other step is due; the time limit ends it"),
         ({"at_total": True, "_silent_s": 50.0}, "no other step is due; a hang after 50 s without output"),
     ],
@@ -330,7 +361,7 @@ def test_status_says_since_when_and_what_comes(change: dict[str, object], words:
     assert heart.still() == (None, ""), "they come as usual"
     heart._stepped -= FLOOR_S / 2 + 1
     for name, value in change.items():
-        setattr(heart, name, value)
+        setattr(heart, name, time.monotonic() - float(str(value)) if name.endswith("_at") else value)
     still_s, said = heart.still()
     assert (round(still_s or 0), said) == (151, words)
 
