@@ -230,7 +230,7 @@ SIGKILL = "rank 1{} was ended by SIGKILL, by hand or by the kernel's memory kill
 @pytest.mark.parametrize(
     ("of_judge", "retry"), [("it exited within 20 s: a retry would do the same", False), ("", None)]
 )
-def test_a_failure_that_would_be_the_same_once_more_is_not_tried_again(of_judge: str, retry: bool | None) -> None:
+def test_a_failure_that_would_be_the_same_is_not_tried_again(of_judge: str, retry: bool | None) -> None:
     attempt = add_attempt(run := submitted(), [metrics_line(1)], "error", cause="exit code 3")
     verdict = {"go_on": False, "ended": "error", "attempt_ended": "error", "cause": "exit code 3"}
     write_once(attempt.folder / "next.json", json.dumps({**verdict, "why": f"exit code 3; {of_judge}"}))
