@@ -1,7 +1,7 @@
 """Each recipe of docs/recipes.md runs as it is written, and continues after a kill in the middle of its third save.
 
-transformers' Trainer is itself; of the other programs a stand-in has the lines, the files and the way to load, and
-`srun` and the launchers only start it. Also: the page for a site.
+transformers' Trainer and accelerate are themselves; of the other programs a stand-in has the lines, the files and the
+way to load, and `srun` and the launchers only start it. Also: the page for a site.
 """
 
 import json
@@ -124,6 +124,55 @@ def test_a_recipe_continues_after_a_kill_in_a_save(name: str, tmp_path: Path, mo
     logs = [attempt.log.read_text() for attempt in newest().attempts()]
     assert ["loaded the checkpoint of step 2" in log for log in logs] == [False, True], logs
     assert [each["first_step"] for each in attempts] == [1, 3]
+
+
+# accelerate itself, on CPUs. The first start dies in the save of step 4.
+ACCELERATE = """
+import argparse, os, signal
+from pathlib import Path
+import torch
+from accelerate import Accelerator
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--output_dir")
+parser.add_argument("--resume")
+args = parser.parse_args()
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(4, 1)
+rows = torch.utils.data.DataLoader(torch.randn(48, 4), batch_size=2)
+model, optimizer, rows = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), rows)
+last = 0
+if args.resume:
+    accelerator.load_state(args.resume)
+    last = int(args.resume.rpartition("-")[2])
+    accelerator.print("loaded the checkpoint of step", last, flush=True)
+for step, row in enumerate(accelerator.skip_first_batches(rows, last), last + 1):
+    loss = model(row).pow(2).mean()
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    accelerator.print(f"step {step}/6 loss {loss.item():.3f}", flush=True)
+    if step % 2 == 0:
+        accelerator.save_state(f"{args.output_dir}/step-{step}")
+    if step == 4 and not args.resume:
+        if accelerator.is_main_process:
+            Path(args.output_dir, "step-4", "optimizer.bin").unlink()
+        accelerator.wait_for_everyone()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if step == 6:
+        break
+"""
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_accelerate_itself_continues_after_a_kill_in_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = f'exec {sys.executable} -m accelerate.commands.accelerate_cli "$@"'
+    tools = in_folder(tmp_path, RECIPES["accelerate"], ACCELERATE, start)
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    attempts = submitted(tmp_path, RECIPES["accelerate"], tools, monkeypatch)
+    assert [(each["first_step"], each["last_step"]) for each in attempts] == [(1, 4), (3, 6)]
 
 
 # The launcher of the first start kills the Trainer after its second checkpoint, and takes that one's last file away.

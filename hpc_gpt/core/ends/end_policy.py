@@ -218,6 +218,8 @@ _RANK_FAILED = re.compile(
     rb"((?:(?<![^ \n])[^ \n]+: )?tasks? [\d,-]+: "
     rb"(?:Exited with exit code \d+|Killed|Aborted|Segmentation fault|Bus error).*)"
 )
+# What a script or its program prints as it puts its job back by scontrol requeue: Lightning writes "requeing".
+_OWN_REQUEUE = re.compile(rb"(?im)^(?!srun: |slurmstepd)(?=.{1,200}$).*(?<![\w-])(?:requeu?e?ing|requeued?)\b.*$")
 _PREEMPTED = re.compile(rb"CANCELLED AT .* DUE TO PREEMPTION")
 
 
@@ -284,7 +286,11 @@ def end_by_accounting(attempt: Attempt, state: str, again: bool) -> tuple[str, s
     ended = "node_failure" if _NODE_FAILED.search(_end_of(attempt)) else start_class(state)
     if not meaning(ended).if_script_died or ended == "unknown" or (again and ended == "cancelled"):
         ended = "requeued" if again else "unknown"
-    return ended, meaning(ended).if_script_died
+    cause = meaning(ended).if_script_died
+    if ended in ("", "unknown") and (asked := _OWN_REQUEUE.findall(_end_of(attempt))):
+        line = asked[-1].decode(errors="replace").strip()
+        cause = f"{cause}; its script put its job back to the queue, by its log: {line}"
+    return ended, cause
 
 
 def shown_as(shown: str, key: str) -> str:

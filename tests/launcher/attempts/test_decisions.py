@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from hpc_gpt.core.ends import bad_nodes
+from hpc_gpt.core.ends.end_policy import end_by_accounting
 from hpc_gpt.core.ends.history import read_history
 from hpc_gpt.core.ends.judge import gpu_hours
 from hpc_gpt.core.ends.program_end import PrintedEnd, facts_of
@@ -657,3 +658,20 @@ def test_here_the_logs_say_what_the_ranks_have_not(line: str, ended: str) -> Non
     attempt.log.write_text(f"Traceback (most recent call last):\n{line}\n")
     assert not judge_and_note(run, attempt, run.resolved())
     assert (run.attempt(1).verdict()["attempt_ended"], read_status([run])[0].state) == (ended, ended)
+
+
+@pytest.mark.parametrize(
+    ("log", "named"),
+    [
+        ("requeing job 4711...", "requeing job 4711..."),
+        ("+ scontrol requeue 4711", "+ scontrol requeue 4711"),
+        ("SLURM auto-requeueing enabled. Setting signal handlers.", ""),
+        ("slurmstepd: error: *** JOB 4711 ON n1 CANCELLED DUE TO JOB REQUEUE ***", ""),
+        ("step 3 loss 2.0", ""),
+    ],
+)
+def test_an_unknown_end_names_the_scripts_own_requeue(log: str, named: str) -> None:
+    attempt = add_attempt(slurm_run(), 3, None)
+    attempt.log.write_text(f"step 1 loss 3.0\n{log}\n")
+    ended, cause = end_by_accounting(attempt, "", False)
+    assert (ended, cause.partition(", by its log: ")[2]) == ("", named)
