@@ -209,7 +209,7 @@ def test_a_moved_folder_is_said_with_what_follows(state: str, facts: dict[str, b
 
 
 KEYS = {"event": "retried", "attempt": 1, "job": "7", "ended": "error", "cause": "lost", "node": "n9", "rank": None,
-        "share": None, "step": 3,
+        "share": None, "checkpoint": None, "step": 3,
         "loss": 4.5, "gpu_hours": 1.2346, "hours_left": 0.0167, "steps": 15, "next": "attempt 2 in 45 s"}  # fmt: skip
 VERDICT = {"go_on": True, "ended": "error", "cause": "lost", "node": "n9", "pause_s": 45, "gpu_hours": 1.23456}
 STOPS = {**VERDICT, "go_on": False, "why": "twice"}
