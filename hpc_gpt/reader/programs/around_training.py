@@ -76,8 +76,10 @@ _WHOLE = (
 )
 # A word alone; the reader decides whether it is the end (`LineReader.finish`).
 _ALONE = rf"(?:^|[\]>|\[] {{0,3}}|- |:(?! )|:\d\d(?:[.,]\d{{1,6}})? {{1,3}})(?:all )?(?:done|finished|completed?)(?: in {_TIME})?(?: exited with code=0)?\W{{0,4}}$"
-# A save in own words, with its step; and losses in the line with which a program closes.
+# A save in own words, with its step, which is looked for first: most lines with these words have none. And losses in the
+# line with which a program closes.
 _SAVED = (
+    r"^(?=[^\n]{0,400}(?:[Ss]tep|[Ii]ter(?:ation)?|[Cc]heckpoint|ckpt)[ _=:/-]{1,10}\d)[^\n]{0,300}?"
     r"(?i:(?:\bsav(?:ed|ing)\b[^\n]{0,80}?\b(?:checkpoint|ckpt|model|weights|state)"
     r"|\b(?:checkpoint|ckpt|model|weights)\b[^\n]{0,60}?\bsaved\b)"
     r"[^\n]{0,120}?(?:step|iter(?:ation)?|checkpoint|ckpt)[ _=:/-]{1,2} {0,8}(?P<step_saved>\d{1,12})(?![\d.]\d|[kKM%/]))"
