@@ -63,6 +63,7 @@ STEP_FIELDS = (
     "skipped",
     "skipped_so_far",  # since the run's start, not since the line before
     "nan",
+    "batch",  # samples of each step, in lines of no known program
     "consumed_samples",
     "consumed_tokens",
     "consumed",  # steps, samples or tokens: the batch shows which

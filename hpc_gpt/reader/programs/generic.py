@@ -90,6 +90,10 @@ def _fields(seconds: str) -> str:
             "(?:consumed[_ ])?tokens[_ /](?:seen|consumed|total|processed)|(?:total|consumed)[_ ]tokens",
             "consumed_tokens",
         )
+        + _later(
+            "(?:consumed|processed|total)[_ ]samples|samples[_ ](?:seen|consumed|processed)", "consumed_samples"
+        )
+        + _later("(?:global|total|effective)[_ ]batch(?:[_ ]?size)?", "batch")
         + _later("grad(?:ient)?[_ ]?norm|gnorm", "grad_norm")
         + _later(f"(?:{VALIDATION})[_ /-]loss", "loss_eval")
         + later(rf"{_BEFORE}(?:{seconds})", "step_s", "", ANY_NUMBER, r"[^\n]{0,300}?")

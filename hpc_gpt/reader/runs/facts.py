@@ -272,13 +272,15 @@ def add_measured(facts: Facts, steps: LogSteps) -> None:
     elif _is_one_size(samples):
         source = f"inferred: consumed_samples / steps, the same over {len(samples)} lines"
         facts.add("global_batch", int(samples[0]), MEASURED, source)
+    elif len(samples):
+        _add_usual_batch(facts, steps, int(samples.max()))
 
 
 def _add_usual_batch(facts: Facts, steps: LogSteps, stated: int) -> None:
     """Adds the batch of most lines if it is below the stated one, such as the first one of an adaptive batch."""
     samples = _consumed(steps, "consumed_samples", "step")
     sizes, counts = np.unique(samples, return_counts=True)
-    if not len(sizes) or _end_of_ramp(_usable_of("global_batch", facts.of["global_batch"])) is not None:
+    if not len(sizes) or _end_of_ramp(_usable_of("global_batch", facts.of.get("global_batch", ()))) is not None:
         return
     usual, count = float(sizes[counts.argmax()]), int(counts.max())
     if count > len(samples) / 2 and count >= _LEAST_ALIKE and 1 <= usual < stated and usual.is_integer():

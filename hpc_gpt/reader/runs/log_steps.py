@@ -193,6 +193,8 @@ def run_steps(
         columns = {key: steps[key].copy() for key in _TAKEN if key in steps or "consumed" in steps}
         if "skipped" not in steps and "skipped_so_far" in steps:
             columns["skipped"] = np.diff(steps["skipped_so_far"], prepend=0.0).clip(min=0.0)
+        if "batch" in steps and "step" in columns and "consumed_samples" not in steps:
+            columns["consumed_samples"] = np.cumsum(steps["batch"] * np.diff(columns["step"], prepend=0.0))
         if "consumed" in steps:
             _resolve(columns, batch, seq)
         has_number = "step" in columns and np.isfinite(columns["step"]).any()

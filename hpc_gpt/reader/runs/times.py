@@ -206,8 +206,8 @@ def _differences(steps: LogSteps, clock: StepColumn, least_s: float) -> tuple[St
 def _of_another_batch(draft: Draft, steps: LogSteps, facts: Facts) -> Mask:
     """Mask of the lines with steps of another batch than the record's, if the batch grew during the run."""
     none, batch = np.zeros(len(steps), np.bool_), draft.whole("global_batch")
-    stated = {fact.value for fact in facts.of.get("global_batch", ()) if fact.who in (SAID, USUAL)}
-    if not batch or len(stated) < 2:
+    stated = {fact.value: fact.who for fact in facts.of.get("global_batch", ()) if fact.who in (SAID, USUAL)}
+    if not batch or (len(stated) < 2 and USUAL not in stated.values()):
         return none
     samples = _over(steps, steps["consumed_samples"], 1)
     other = np.abs(samples - batch) > 0.5  # false where the batch of a line is unknown

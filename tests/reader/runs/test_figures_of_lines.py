@@ -337,3 +337,20 @@ def test_losses_of_an_epoch_of_fairseq_are_in_nats(tmp_path: Path, form: str) ->
     record = read(tmp_path, "".join(lines))
     assert (record.loss_first, record.loss_last, record.loss_eval) == pytest.approx((5.892, 3.466, 3.466), rel=1e-3)
     assert (record.attempts[-1]["last_step"], record.engine) == (8 * 401, "fairseq")
+
+
+OWN_BATCHES = {
+    "batch in the line": "step {0} | loss 3.1{0:03d} | global_batch_size {2} | step_time {4:.3f}s\n",
+    "samples so far": "[train] iter={0} loss=3.1{0:03d} samples_seen={1} dt={3:.1f}ms\n",
+    "batch of all ranks": "Step: {0}, Loss: 3.1{0:03d}, Total batch: {2}, {4:.3f} s/step\n",
+}
+
+
+@pytest.mark.parametrize("form", OWN_BATCHES.values(), ids=[*OWN_BATCHES])
+@pytest.mark.parametrize("header", ["", "  global_batch_size ............ 32\n"], ids=["", "an argument"])
+def test_the_batch_of_most_lines_of_no_known_program(tmp_path: Path, form: str, header: str) -> None:
+    record = read(tmp_path, header + batches(form, {20: (32, 698.0), 80: (8, 1140.0)}))
+    assert (record.global_batch, record.step_s) == (8, pytest.approx(1.14))
+    assert any("another batch size than 8 are set apart" in flag for flag in record.flags)
+    same = read(tmp_path, header + batches(form, {90: (32, 698.0)}))
+    assert (same.global_batch, same.step_s) == (32, pytest.approx(0.698))
