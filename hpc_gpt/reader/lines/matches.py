@@ -18,9 +18,9 @@ from ahocorasick_rs import BytesAhoCorasick
 
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.reader.lines.dialects import dialects
-from hpc_gpt.reader.lines.fields import STEP_FIELDS, scaled
+from hpc_gpt.reader.lines.fields import STEP_FIELDS, scaled, unit
 from hpc_gpt.reader.lines.mentions import only_mentions
-from hpc_gpt.reader.lines.pattern import Dialect, Pattern, head_of, needed_texts
+from hpc_gpt.reader.lines.pattern import LOSS, VALIDATION, Dialect, Pattern, head_of, needed_texts
 
 LONGEST_TEXT = 1000  # characters of a value
 # A program prints few steps, facts or failures on a line. The search for one pattern stops after this many matches, or
@@ -195,6 +195,12 @@ def _is_mention(line: str, match: re.Match[str], rule: DialectPattern) -> bool:
     return rule.pattern.kind in ("failure", "end") and only_mentions(line, rule.pattern.literal, match.start())
 
 
+# The loss in a line of a step whose pattern reads none: a program's variant prints it, too.
+_LOSS_BY_SHAPE = re.compile(
+    rf"(?i)(?:(?=[^\n]{{0,400}}?train(?:ing)?[_ /-]?loss)|(?![^\n]{{0,400}}\b(?:{VALIDATION})(?:\b|_)))[^\n]{{0,400}}?{LOSS}"
+)
+
+
 def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, tuple[int, int]]:
     """Returns (start, end) of each group that matched and of each key's value after the match, by name.
 
@@ -203,6 +209,9 @@ def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, 
     spans = {name: match.span(name) for name, text in match.groupdict().items() if text is not None}
     if pattern.keys:
         _add_keys(line, match, pattern, spans)
+    if pattern.kind == "step" and "oss" in line and not any(unit(name)[0] == "loss" for name in spans):
+        if loss := _LOSS_BY_SHAPE.match(line, match.start()):
+            spans["loss"] = loss.span("loss")
     if ("…" in line or "..." in line) and (cut := _cut_at(line)) is not None:
         return {name: span for name, span in spans.items() if span[1] < cut or name == "words"}
     return spans

@@ -8,7 +8,7 @@ from hpc_gpt.reader.lines.fields import EPOCHS
 from hpc_gpt.reader.lines.pattern import AFTER, ANY_NUMBER, CLOCK, END, IS, START, VALIDATION, Dialect, Pattern
 
 # A line of a step.
-_OF_STEP = r"(?![^\n]{0,300}\b(?:global[_ ]?)?(?:step|iter(?:ation)?|batch)(?:es|s)?['\"]?[ :=\[(#]{1,4}\d)"
+_OF_STEP = r"(?![^\n]{0,300}\b(?:global[_ ]?)?(?:step|iter(?:ation)?|batch)(?:es|s)?['\"]?[ :=\[(#]{0,4}\d{1,12}\b)"
 _HEAD = (
     r"(?<![\w./-])epoch['\"]?[ :=#]{0,4}[\[(]? {0,4}(?P<FIELD>\d{1,6})(?![\d.%])"
     r"(?: ?(?:/|of) {0,8}(?P<epochs_planned>\d{1,6})(?!\d))?[\])]?"

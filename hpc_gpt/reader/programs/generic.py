@@ -34,12 +34,13 @@ _BITS = rf"{ANY_LOSS}(?P<loss_bits>{NUMBER}) ?(?:bpc|bits)\b"
 # with a character class, because re searches for that fast; the lookbehinds then check the word.
 _FIRST, _WORD = r"[EeGgSsIiBb](?<![\w./-].)", r"(?<![\w./-])"
 _EPOCH = r"(?<=e)poch:? {0,4}[\[(]? {0,4}(?P<epoch>\d{1,6})(?: ?/ ?\d{1,6})?[\])]?"
-_OF = (
-    r"(?:(?<=g)lobal_?(?:step|iter(?:ation)?)|(?<=s)tep|(?<=i)ter(?:ation)?|(?<=b)atch(?=[^\n/]{1,24}/))"
-    + rf"(?:{IS}|(?=\[))"
-)
+_NAME = r"(?:(?<=g)lobal_?(?:step|iter(?:ation)?)|(?<=s)tep|(?<=i)ter(?:ation)?|(?<=b)atch"
+_BATCHES = r"(?=[^\n/]{1,24}/)"  # a batch with a total
+_OF = rf"{_NAME}{_BATCHES})(?:{IS}|(?=\[))"
 _COUNT = rf"[\[(]? {{0,8}}(?P<step>{INT})(?![.,]?\d)(?: ?/ {{0,8}}{INT})?(?=[\s,;:|)\]}}])"
-_STEP = rf"(?:{_EPOCH}[^\n]{{0,24}}?{_WORD}[gsib])?{_OF}"
+# After an epoch a batch needs no total, and the number may touch its word.
+_OF_EPOCH = rf"{_NAME}(?(epoch)|{_BATCHES}))(?:{IS}|(?=\[)|(?(epoch)(?=\d)|(?!)))"
+_STEP = rf"(?:{_EPOCH}[^\n]{{0,24}}?{_WORD}[gsib])?{_OF_EPOCH}"
 _COUNT_OF_EPOCH = _COUNT.replace(f"{{0,8}}{INT})?", f"{{0,8}}(?(epoch)(?P<epoch_steps>{INT})|{INT}))?")
 
 
@@ -65,7 +66,9 @@ _STEPS = "(?:steps?|iter(?:ation)?s?|it)"
 _SECOND = "(?:s|secs?|seconds?)"
 _PER = "(?:[_ ]?/[_ ]?|[_ ]per[_ ])"
 _GPU = rf"{_PER}(?:gpu|device|rank)"
-_TIME = "(?:step|iter|iteration)[_ ]time|time(?:[_/ ]per[_ ]|/)(?:step|iter|iteration)|dt"
+_TIME = (
+    "(?:per[_ ])?(?:step|iter|iteration)[_ ]time|(?:avg_)?batch_cost|time(?:[_/ ]per[_ ]|/)(?:step|iter|iteration)|dt"
+)
 _TIME_MS = "(?:step|iter|iteration)[_ ]time[_ ]ms|(?:step|iter)[_ ]ms"
 # The unit is in the name, or after the figure.
 _MILLISECONDS = later(
@@ -90,9 +93,7 @@ def _fields(seconds: str) -> str:
             "(?:consumed[_ ])?tokens[_ /](?:seen|consumed|total|processed)|(?:total|consumed)[_ ]tokens",
             "consumed_tokens",
         )
-        + _later(
-            "(?:consumed|processed|total)[_ ]samples|samples[_ ](?:seen|consumed|processed)", "consumed_samples"
-        )
+        + _later("(?:consumed|processed|total)[_ ]samples|samples[_ ](?:seen|consumed|processed)", "consumed_samples")
         + _later("(?:global|total|effective)[_ ]batch(?:[_ ]?size)?", "batch")
         + _later("grad(?:ient)?[_ ]?norm|gnorm", "grad_norm")
         + _later(f"(?:{VALIDATION})[_ /-]loss", "loss_eval")
@@ -100,6 +101,7 @@ def _fields(seconds: str) -> str:
         + _MILLISECONDS
         + _rate(rf"{_SECOND}{_PER}{_STEPS}", "seconds_per_step")
         + _rate(rf"(?:ms|milliseconds?){_PER}{_STEPS}", "ms_per_step")
+        + _rate(rf"(?:steps?|iterations?){_PER}{_SECOND}", "steps_per_s")
         + _rate(rf"tok(?:en)?s?(?:{_PER}|-){_SECOND}", "tokens_per_s")
         + _rate(rf"tok(?:en)?s?(?:{_PER}{_SECOND}{_GPU}|{_GPU}{_PER}{_SECOND})", "tokens_per_s_gpu")
         + _rate(rf"(?:samples?|sequences?|examples?){_PER}{_SECOND}", "samples_per_s")
@@ -117,7 +119,9 @@ DIALECT = Dialect(
     patterns=(
         Pattern(
             "step",
-            rf"{_FIRST}(?i:{_STEP}{_COUNT_OF_EPOCH}" + _fields(rf"(?:{_TIME}){IS}(?={ANY_NUMBER} ?s{AFTER})") + ")",
+            rf"{_FIRST}(?i:{_STEP}{_COUNT_OF_EPOCH}"
+            + _fields(rf"(?:{_TIME}){IS}(?={ANY_NUMBER} ?{_SECOND}{AFTER})")
+            + ")",
             literal="oss",
             head=rf"{_FIRST}(?i:{_STEP})",
         ),

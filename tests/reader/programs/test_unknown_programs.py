@@ -28,6 +28,28 @@ LINES: dict[str, dict[str, float]] = {
     "step: 20 loss: 3.1 (0.25 s/it) tok/s/gpu: 900": {"step_s": 0.25, "tokens_per_s_gpu": 900},
     "iter 20 loss 3.1 samples/s 12.5": {"samples_per_s": 12.5},
     '{"step": 20, "loss": 3.1, "tokens_per_second_per_gpu": 900.0}': {"tokens_per_s_gpu": 900},
+    # MindFormers, PaddleNLP, PaddleOCR, PaddleClas, DiT, and loops that print a batch without a total.
+    "{ step:[   20/  700], loss:   3.100000, per_step_time:    250ms, load_balancing_loss:   1.09, grad_norm:  13.8 }": {
+        "step_s": 0.25,
+        "grad_norm": 13.8,
+    },
+    "global step 20, epoch: 0, batch: 19, loss: 3.1000, avg_batch_cost: 0.25000 sec, speed: 4.0 step/s, ips: 900 tokens/s": {
+        "step_s": 0.25,
+    },
+    "ppocr INFO: epoch: [1/100], global_step: 20, lr: 0.1, loss: 3.1, avg_batch_cost: 0.25000 s, ips: 32.0 samples/s": {
+        "epoch": 1,
+        "lr": 0.1,
+        "step_s": 0.25,
+    },
+    "[Epoch 1, iter: 20] top1: 0.1, lr: 0.1, loss: 3.1, avg_reader_cost: 0.1 sec, avg_batch_cost: 0.25 sec,": {
+        "epoch": 1,
+        "lr": 0.1,
+        "step_s": 0.25,
+    },
+    "(step=0000020) Train Loss: 3.1000, Train Steps/Sec: 4.00": {"step_s": 0.25},
+    "epoch 0 iteration20, Loss: 3.1, Train Steps/Sec: 4.00": {"epoch": 0, "step_s": 0.25},
+    "Epoch 1, Batch 20, Loss: 3.1": {"epoch": 1},
+    "epoch: 1 | batch: 20 | loss: 3.1 | lr: 0.1": {"epoch": 1, "lr": 0.1},
     # Not of a step, or of which unit is not said.
     "step 20 loss 3.1 data time 250.0 ms": {},
     "step 20 loss 3.1 time 250.0": {},
@@ -65,3 +87,18 @@ def test_two_lines_of_one_shape_are_a_training(tmp_path: Path) -> None:
 )
 def test_a_changelog_and_the_output_of_tests_are_none(text: str, tmp_path: Path) -> None:
     assert records(text, tmp_path) == []
+
+
+# Lines of a step in which a known program's pattern reads no loss, with a loss in another form.
+HIDDEN_LOSSES = {
+    "modded-nanogpt": "step:{0}/900 | loss {1:.4f} | train_time:{2}ms step_avg:{3:.2f}ms\n",
+    "the loss last": "step:{0}/900 train_time:{2}ms step_avg:{3:.2f}ms | loss {1:.4f}\n",
+    "MaxText": "completed step: {0}, loss {1:.4f}, seconds: 1.5{0}\n",
+    "DeepSpeed": "[INFO] [logging.py:96:log_dist] [Rank 0] step={0}, skipped=0, lr=[0.0001], loss={1:.4f}\n",
+}
+
+
+@pytest.mark.parametrize("form", HIDDEN_LOSSES.values(), ids=[*HIDDEN_LOSSES])
+def test_a_known_programs_step_hides_no_loss(form: str, tmp_path: Path) -> None:
+    text = "".join(form.format(step, 9 - step / 10, 100 * step, 100.0) for step in range(1, 41))
+    assert records(text, tmp_path)[0][0] == pytest.approx(5.0)
