@@ -197,7 +197,8 @@ def _is_mention(line: str, match: re.Match[str], rule: DialectPattern) -> bool:
 
 # The loss in a line of a step whose pattern reads none: a program's variant prints it, too.
 _LOSS_BY_SHAPE = re.compile(
-    rf"(?i)(?:(?=[^\n]{{0,400}}?train(?:ing)?[_ /-]?loss)|(?![^\n]{{0,400}}\b(?:{VALIDATION})(?:\b|_)))[^\n]{{0,400}}?{LOSS}"
+    rf"(?i)(?:(?=[^\n]{{0,400}}?train(?:ing)?[_ /-]?loss)|(?![^\n]{{0,400}}\b(?:{VALIDATION})(?:\b|_)))"
+    rf"[^\n]{{0,400}}?{LOSS}"
 )
 
 
@@ -209,9 +210,9 @@ def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, 
     spans = {name: match.span(name) for name, text in match.groupdict().items() if text is not None}
     if pattern.keys:
         _add_keys(line, match, pattern, spans)
-    if pattern.kind == "step" and "oss" in line and not any(unit(name)[0] == "loss" for name in spans):
-        if loss := _LOSS_BY_SHAPE.match(line, match.start()):
-            spans["loss"] = loss.span("loss")
+    lacks_loss = pattern.kind == "step" and "oss" in line and all(unit(name)[0] != "loss" for name in spans)
+    if lacks_loss and (loss := _LOSS_BY_SHAPE.match(line, match.start())):
+        spans["loss"] = loss.span("loss")
     if ("…" in line or "..." in line) and (cut := _cut_at(line)) is not None:
         return {name: span for name, span in spans.items() if span[1] < cut or name == "words"}
     return spans
