@@ -118,6 +118,10 @@ _REQUEUE_FAILED = re.compile(r"(?i)requeu\w{0,4}\b.{0,60}\bfailed\b")
 _A_DEATH = re.compile(
     r"(?:Fatal Python error: |Signal: |Caught signal |\d{1,10} )?(?:Segmentation|Bus|Illegal|Floating)"
 )
+# A script's own words that its training failed: it is not done, whatever was reached.
+_SAID_FAILED = re.compile(
+    r"(?i)(?:\w+ ){0,2}(?:error|exception) [\w ]{3,40}training\b|(?:pre-?)?training (?:has |was )?(?:failed|crashed|aborted)"
+)
 _BUS = re.compile(r"\bBus error\b|\bSIGBUS\b")
 _BUS_TO_DO = (
     "a page of a mapped file could not be read: /dev/shm or a disk was full, a data file was cut or its file system lost;"
@@ -187,7 +191,7 @@ def first_cause(parts: Sequence[Part], reached_end: bool, asked_for_gpus: bool =
     if chosen is not None and (outside := from_outside(causes, echoes, chosen)) is not None:
         chosen, sure = outside, ""
     done = reached_end or any(ended == "done" for part in parts for ended, _ in part.ends)
-    if chosen is None and done:
+    if chosen is None and done and not any(_SAID_FAILED.match(echo.message) for echo in echoes):
         return Cause("done", "", None, None, [*survived, *echoes], survived=survived)
     if chosen is None and echoes:
         chosen = signal_before(echoes, [other for other in echoes if other.ended != "cancelled"])

@@ -195,7 +195,8 @@ def _is_mention(line: str, match: re.Match[str], rule: DialectPattern) -> bool:
     return rule.pattern.kind in ("failure", "end") and only_mentions(line, rule.pattern.literal, match.start())
 
 
-# The loss in a line of a step whose pattern reads none: a program's variant prints it, too.
+# The loss in a line of a step whose pattern reads none: a program's variant prints it, too. A figure that ends the line
+# may be cut, and -1 is no loss.
 _LOSS_BY_SHAPE = re.compile(
     rf"(?i)(?:(?=[^\n]{{0,400}}?train(?:ing)?[_ /-]?loss)|(?![^\n]{{0,400}}\b(?:{VALIDATION})(?:\b|_)))"
     rf"[^\n]{{0,400}}?{LOSS}"
@@ -210,12 +211,17 @@ def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, 
     spans = {name: match.span(name) for name, text in match.groupdict().items() if text is not None}
     if pattern.keys:
         _add_keys(line, match, pattern, spans)
-    lacks_loss = pattern.kind == "step" and "oss" in line and all(unit(name)[0] != "loss" for name in spans)
-    if lacks_loss and (loss := _LOSS_BY_SHAPE.match(line, match.start())):
+    lacks_loss = pattern.kind == "step" and all(unit(name)[0] != "loss" for name in spans)
+    lacks_loss = lacks_loss and line.lower().count("loss") == 1  # of several, this may be another one
+    if lacks_loss and (loss := _LOSS_BY_SHAPE.match(line, match.start())) and _is_whole(line, *loss.span("loss")):
         spans["loss"] = loss.span("loss")
     if ("…" in line or "..." in line) and (cut := _cut_at(line)) is not None:
         return {name: span for name, span in spans.items() if span[1] < cut or name == "words"}
     return spans
+
+
+def _is_whole(line: str, start: int, end: int) -> bool:
+    return line[start] != "-" and end < len(line.rstrip())
 
 
 @lru_cache(maxsize=4)

@@ -246,6 +246,12 @@ DIALECTS = (
             r"(?P<words>Caught signal \S{1,20} on \S{1,80}: this job is timed-out.{0,60})"),
         failure("walltime", "Job not requeued because: ", r"(?P<words>Job not requeued because: timed-out.{0,100})"),
         failure("requeued", "Requeued job ", r"\bsubmitit\b.{0,80}(?P<words>Requeued job \d{1,12}\S{0,20} \(.{0,60})"),
+        # A script's own words, after a traceback or before it.
+        echo("error", "raining",
+            LINE_START + r"(?:(?:ERROR|CRITICAL|FATAL)\b[\w :.-]{0,40}?[: ] ?|- (?:ERROR|CRITICAL) - )?"
+            r"(?P<words>(?i:(?:(?:an?|unexpected) ){0,2}(?:error|exception) (?:has )?"
+            r"(?:happened|occurred|raised|caught|encountered) (?:while|during|in) (?:the )?(?:model )?(?:pre-?)?training\b"
+            r"|(?:pre-?)?training (?:has |was )?(?:failed|crashed|aborted)(?= with| due| after| because|[:.!]|\s*$)).{0,200})"),
         # Lightning's
         echo("error", "Requeuing SLURM job ", r"(?P<words>Requeuing SLURM job \S{1,40} failed .{0,100})"),
         echo("error", "requeue failed ", r"(?P<words>requeue failed .{0,100})"),

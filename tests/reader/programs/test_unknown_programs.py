@@ -92,9 +92,9 @@ def test_a_changelog_and_the_output_of_tests_are_none(text: str, tmp_path: Path)
 # Lines of a step in which a known program's pattern reads no loss, with a loss in another form.
 HIDDEN_LOSSES = {
     "modded-nanogpt": "step:{0}/900 | loss {1:.4f} | train_time:{2}ms step_avg:{3:.2f}ms\n",
-    "the loss last": "step:{0}/900 train_time:{2}ms step_avg:{3:.2f}ms | loss {1:.4f}\n",
+    "the loss later": "step:{0}/900 train_time:{2}ms step_avg:{3:.2f}ms | loss {1:.4f} | lr 0.1\n",
     "MaxText": "completed step: {0}, loss {1:.4f}, seconds: 1.5{0}\n",
-    "DeepSpeed": "[INFO] [logging.py:96:log_dist] [Rank 0] step={0}, skipped=0, lr=[0.0001], loss={1:.4f}\n",
+    "DeepSpeed": "[INFO] [logging.py:96:log_dist] [Rank 0] step={0}, skipped=0, lr=[0.0001], loss={1:.4f}, mom=[0.9]\n",
 }
 
 

@@ -148,3 +148,19 @@ def test_a_word_alone_is_the_end_if_no_total_was_missed(
     else:
         assert end_of([*lines, word, *[f"task {n}: accuracy 0.31" for n in range(40)]], tmp_path)[0] == "unknown"
         assert end_of([*lines, "Saving the model... done"], tmp_path)[0] == "unknown"
+
+
+@pytest.mark.parametrize(
+    "lines", [HEADER + trainer(120), megatron(300), bars(120, 120, loss=True), bars(120, 120)], ids=range(4)
+)
+def test_a_script_that_says_its_training_failed_is_not_done(lines: list[str], tmp_path: Path) -> None:
+    for words in (
+        "Error happened while training",
+        "2025-03-01 12:00:00,123 - ERROR - An error occurred during training: no space left in /scratch",
+        "ERROR:root:Training failed with exit code 1",
+    ):
+        assert end_of([*lines, words], tmp_path)[0] == "error"
+        assert end_of([*lines, words, *WHOLE], tmp_path)[:2] == ("error", "RuntimeError")
+    done = end_of(lines, tmp_path)
+    for words in ("no error occurred during training", "Training failed samples: 0", "error rate after training 0.1"):
+        assert end_of([*lines, words], tmp_path) == done
