@@ -183,7 +183,7 @@ class Trainer:
         shards, tenth_step = loop.skipped_shards, loop.tenth_step
         write_measured(self._attempt, ranks, gpus.sums, device, shards, tenth_step)
         leaves_time = end.leaves_time and self._signals.terminated_at is None
-        if ranks.is_first and leaves_time and not checkpoints.hangs:
+        if ranks.is_first and leaves_time:
             checkpoints.retain()
             # The other ranks wait for this one to leave.
             checkpoints.await_removal(min(_TIDY_S, heart.limit_s() / 2 or _TIDY_S))

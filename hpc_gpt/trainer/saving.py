@@ -1,6 +1,5 @@
 """The saves of an attempt: `SaveClock` says when train.save_minutes requests one, `Saver` makes and reports them."""
 
-import errno
 import math
 import time
 from collections.abc import Callable
@@ -66,7 +65,7 @@ class Saver:
     """The saves of an attempt. Every method is collective, with the same result on all ranks.
 
     A save that is due while another is being written waits for that one: skipping it would cost more steps after a
-    failure. If a rank's disk no longer answers, it is left out instead, and counts as refused.
+    failure.
     """
 
     def __init__(
@@ -101,8 +100,8 @@ class Saver:
         A save that the disk refuses is only logged and counted.
         """
         if self._checkpoints.is_saving:
-            self._finish(step, requested or wait)
-            if self.gave_up or self._checkpoints.is_saving:
+            self._report(self._checkpoints.finish())
+            if self.gave_up:
                 return True
         if wait:
             self._look_for_requests()
@@ -128,21 +127,13 @@ class Saver:
         self._metrics.begin_clock()
         return True
 
-    def _finish(self, step: int, requested: bool) -> None:
-        """Waits for the save that has begun. If a rank's disk does not answer, the save of `step` counts as refused."""
-        outcome = self._checkpoints.finish()
-        if isinstance(outcome, str):
-            self._answer_due |= requested
-            outcome = SaveOutcome(step, Refusal(outcome, errno.EIO))
-        self._report(outcome)
-
     def leave_out(self, step: int) -> bool:
         """Leaves out an attempt's last save: waits for one that has begun, and logs that `step` is not saved.
 
         Returns False if the weights are not finite.
         """
         if self._checkpoints.is_saving:
-            self._finish(step, False)
+            self._report(self._checkpoints.finish())
         self._look_for_requests()
         if self._ranks.is_first:
             self._metrics.fetch()

@@ -4,9 +4,6 @@ A checkpoint is written under a temporary name, completed by complete.json, and 
 share the check of its files, so that each file is read once. `folders` has the names, `save` the stages of a save.
 """
 
-import errno
-import os
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -32,7 +29,6 @@ from hpc_gpt.trainer.checkpoints.folders import REMOVE_IT
 from hpc_gpt.trainer.checkpoints.rank_files import HostCopies, RankFiles, lacks_memory
 from hpc_gpt.trainer.checkpoints.save import Save, SaveOutcome
 from hpc_gpt.trainer.checkpoints.training_state import put_positions, read_positions
-from hpc_gpt.trainer.checkpoints.write_progress import PROGRESS, start
 from hpc_gpt.trainer.engines.protocol import TrainingEngine
 from hpc_gpt.trainer.ranks import Peers
 
@@ -74,7 +70,6 @@ class Checkpoints:
         self._newest: int | None = None
         self._copies = HostCopies()
         self._save: Save | None = None
-        self._preparing: threading.Thread | None = None
 
     @property
     def busy(self) -> bool:
@@ -90,11 +85,6 @@ class Checkpoints:
     def is_saving(self) -> bool:
         """Whether a save has begun and is not over, the same on all ranks."""
         return self._save is not None
-
-    @property
-    def hangs(self) -> bool:
-        """Whether a save, or a thread that prepared one, still waits for the disk at the end."""
-        return self._save is not None or (self._preparing is not None and self._preparing.is_alive())
 
     def save(self, engine: TrainingEngine, progress: Progress) -> SaveOutcome:
         """Saves, and waits until the save is over. Removes no other checkpoint.
@@ -120,7 +110,7 @@ class Checkpoints:
         engine.save(files)
         put_positions(files, progress.positions)
         needed = sum(self._ranks.all_gather(files.bytes)) + _SPARE_BYTES
-        refusal = self._prepare_in_time(progress.step, needed, refused) if self._ranks.is_first else Refusal()
+        refusal = self._prepare(progress.step, needed, refused) if self._ranks.is_first else Refusal()
         refusal = self._ranks.broadcast(refusal)
         if refusal:
             return SaveOutcome(progress.step, refusal, stall_s=time.perf_counter() - began)
@@ -132,11 +122,7 @@ class Checkpoints:
         threaded = self._background.wanted and not wait and not held_up
         save.begin(began, threaded, held_up)
         self._save = save
-        if threaded:
-            return None
-        outcome = self.finish()
-        assert isinstance(outcome, SaveOutcome), "no thread that could hang"
-        return outcome
+        return None if threaded else self.finish()
 
     def poll(self, busy: bool) -> SaveOutcome | None:
         """To be called at the end of a step. `busy`: some rank was busy at the end of the step before.
@@ -150,16 +136,11 @@ class Checkpoints:
             self._end(outcome)
         return outcome
 
-    def finish(self) -> SaveOutcome | str:
-        """Waits for the save that has begun, and returns its outcome.
-
-        If the disk of a rank no longer answers, returns a text with the rank, its host and the file; then the save is
-        not over.
-        """
+    def finish(self) -> SaveOutcome:
+        """Waits for the save that has begun, and returns its outcome."""
         assert self._save is not None
         outcome = self._save.finish()
-        if isinstance(outcome, SaveOutcome):
-            self._end(outcome)
+        self._end(outcome)
         return outcome
 
     def _end(self, outcome: SaveOutcome) -> None:
@@ -244,7 +225,6 @@ class Checkpoints:
             refusal = find_disk_space(self.folder, needed_bytes)
             if refusal:
                 # The removal of old checkpoints may free space.
-                PROGRESS.reached(self.folder, needed_bytes)
                 self._removal.wait()
                 refusal = find_disk_space(self.folder, needed_bytes)
             if refusal := refusal or refused or Refusal():
@@ -253,30 +233,6 @@ class Checkpoints:
         except OSError as fault:
             return disk_refusal(fault, self.folder)
         return Refusal()
-
-    def _prepare_in_time(self, step: int, needed_bytes: int, refused: Refusal | None) -> Refusal:
-        """Calls `_prepare`; for saves in the background on a thread. Then a disk that does not answer counts as
-        refused, and holds up no later step."""
-        if not self._background.wanted:
-            return self._prepare(step, needed_bytes, refused)
-        answers: list[Refusal | BaseException] = []
-
-        def prepare() -> None:
-            PROGRESS.reached(self.folder)
-            try:
-                answers.append(self._prepare(step, needed_bytes, refused))
-            except BaseException as fault:
-                answers.append(fault)
-
-        hung = PROGRESS.join(self._preparing)  # of an earlier save
-        if not hung:
-            self._preparing = start(prepare)
-            hung = PROGRESS.join(self._preparing)
-        if hung:
-            return Refusal(f"rank {self._ranks.rank} of {os.uname().nodename} {hung}", errno.EIO)
-        if isinstance(answers[0], BaseException):
-            raise answers[0]
-        return answers[0]
 
     def _copy(self, files: RankFiles) -> str:
         """Copies the state on every rank; empty text, or the reason of a rank that cannot."""

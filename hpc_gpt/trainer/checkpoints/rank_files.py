@@ -22,7 +22,6 @@ from torch import Tensor
 from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.format import show_bytes
 from hpc_gpt.trainer.checkpoints.folders import IT_IS_DAMAGED, Sums, unread
-from hpc_gpt.trainer.checkpoints.write_progress import PROGRESS
 from hpc_gpt.trainer.ranks import Peers
 
 _PIECE_BYTES = 1 << 22
@@ -140,7 +139,6 @@ def map_file(path: Path) -> Tensor:
 def _write_file(path: Path, parts: Iterable[Any]) -> dict[str, int]:
     """Writes a new file from objects of bytes, and syncs it; returns its size and CRC-32. Raises the disk's OSError."""
     size = crc = 0
-    PROGRESS.reached(path)
     # The folder is not made: if a user has removed it, the rest of the checkpoint must not be written.
     number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
@@ -149,11 +147,9 @@ def _write_file(path: Path, parts: Iterable[Any]) -> dict[str, int]:
             for start in range(0, len(whole), _PIECE_BYTES):
                 piece = whole[start : start + _PIECE_BYTES]
                 crc = zlib.crc32(piece, crc)
-                PROGRESS.reached(path)
                 while piece:
                     piece = piece[os.write(number, piece) :]
             size += len(whole)
-        PROGRESS.reached(path, size)
         os.fsync(number)
     except OSError as fault:
         fault.filename = str(path)

@@ -6,7 +6,7 @@
     over         a `SaveOutcome`, the same on all ranks
 
 All ranks go from one stage to the next together, at the end of a step, when no rank reports any more that it is busy.
-If the disk stops answering, nobody waits for the thread that writes: the save stays in its stage.
+A disk that stops answering is the watchdog's: what waits for the thread that writes is ended by its limit.
 """
 
 import threading
@@ -21,7 +21,6 @@ from hpc_gpt.core.runs.full_disk import Refusal, disk_refusal
 from hpc_gpt.core.runs.retention import Removal
 from hpc_gpt.trainer.checkpoints.folders import Sums, complete
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
-from hpc_gpt.trainer.checkpoints.write_progress import PROGRESS, start
 from hpc_gpt.trainer.ranks import Peers
 
 
@@ -89,16 +88,10 @@ class Save:
             return None
         return None if busy else self._advance(threaded=True)
 
-    def finish(self) -> SaveOutcome | str:
-        """Waits until the save is over, and returns its outcome.
-
-        If a rank's disk no longer answers, returns a text with the rank and the file. To be called after the same step
-        on all ranks.
-        """
+    def finish(self) -> SaveOutcome:
+        """Waits until the save is over, and returns its outcome. To be called after the same step on all ranks."""
         began = time.perf_counter()
         while True:
-            if hung := self._ranks.first_text(PROGRESS.join(self._thread)):
-                return hung
             if outcome := self._advance(threaded=self._threaded):
                 return replace(outcome, stall_s=outcome.stall_s + time.perf_counter() - began)
 
@@ -135,7 +128,9 @@ class Save:
                 self._error = fault
 
         if threaded:
-            self._thread = start(run)
+            # A daemon: the process can end while the disk does not answer.
+            self._thread = threading.Thread(target=run, name="save", daemon=True)
+            self._thread.start()
         else:
             self._thread = None
             work()
@@ -151,7 +146,6 @@ class Save:
         sums = {name: file for part in parts for name, file in part.sums.items()}
         try:
             marker = self._marker | {"time": time.time(), "files": dict(sorted(sums.items()))}
-            PROGRESS.reached(self._folder / checkpoint_folder_name(self.step))
             complete(self._aside, self._folder / checkpoint_folder_name(self.step), marker)
         except (OSError, RuntimeError) as fault:
             self._refusal = disk_refusal(fault, self._folder)
