@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -140,4 +141,5 @@ def test_a_disk_without_answer_ends_the_attempt_as_a_hang(tmp_path: Path, tokens
     disk_that_hangs.thaw()
     launch.wait()
     assert found["ended"] == "hang"
-    assert re.search(r"rank 0 on \S+ is in no collective, after step \d+, saving, at ", found["cause"]), found
+    # It waits for a folder of the next save, or for the thread of the one before.
+    assert re.search(r"; rank 0 .* saving, at pathlib\.py|; ranks? 0.* at threading\.py", found["cause"]), found
