@@ -63,8 +63,8 @@ class Ddp(EngineFacts):
         return Deal(dense), Deal(experts, training.ep)
 
     def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
-        """Those of the rank that updates the most parameters, or of a stack of matrices: as they are computed, or on
-        their way with two that arrive."""
+        """The bytes of an update on the rank that updates the most parameters. A stack of matrices needs them while it
+        is computed, or while it is sent and two others arrive."""
         deals = self.deals(training)
         if training.sharded_optimizer and deals:
             params = deals[0].fullest(lambda one: one.size)

@@ -559,13 +559,13 @@ def is_federated(job_id: str | None) -> bool:
 
 
 def job_of(note: Mapping[str, Any]) -> str:
-    """What identifies the job of a line of submissions.jsonl, or of an attempt.json: Slurm's id, or `local_job`; empty
+    """The identity of the job in a line of submissions.jsonl, or in an attempt.json: Slurm's id, or `local_job`; empty
     without a job. Notes of earlier versions have the id alone."""
     return str(note.get("job") or note.get("job_id") or "")
 
 
 def local_job(process: Mapping[str, Any]) -> str:
-    """What identifies a job that a process on this machine supervises: its pid and a sum of its `process_identity`, as
+    """The identity of a job that a process on this machine supervises: its pid and a sum of its `process_identity`, as
     pids are reused."""
     identity = " ".join(str(process.get(key)) for key in ("boot", "pid_namespace", "pid", "pid_start"))
     return f"{process.get('pid')}-{zlib.crc32(identity.encode()):08x}"

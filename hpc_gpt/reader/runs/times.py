@@ -134,7 +134,7 @@ def _judge_rates(draft: Draft, steps: LogSteps, parts: Sequence[Part]) -> None:
 
 
 def _counter_rate(steps: LogSteps, parts: Sequence[Part], counter: str) -> float | None:
-    """What a counter in the lines of steps grows by in a second, by times that follow from no rate; None if the lines
+    """The growth of a counter in the lines of steps, in one second. Its times follow from no rate. None if the lines
     have no such counter, or no time."""
     rows = np.flatnonzero(np.isfinite(steps[counter]) & np.isfinite(steps["step"]) & steps.counts)
     if len(rows) < _LEAST or (np.diff(steps[counter][rows]) <= 0).any() or (np.diff(steps["step"][rows]) <= 0).any():

@@ -95,7 +95,7 @@ def test_deepspeed_reads_what_every_zero_setting_becomes(stage, dtype, dp, offlo
 
 
 def test_no_key_of_zero_is_left_to_deepspeeds_defaults() -> None:
-    """Those left out are switches for what we never do, off in every version, or aliases of others."""
+    """Keys that are left out are switches for what we never do, off in every version, or aliases of others."""
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 
     config = ds_config_of(settings("bf16", 3, **ZERO, offload="full"))["zero_optimization"]

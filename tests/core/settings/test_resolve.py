@@ -169,7 +169,7 @@ def test_every_shipped_experiment_is_what_it_resolves_to(name, profiles):
 
 
 def test_a_files_contradictory_sizes_are_refused_with_arithmetic():
-    """Those of the command line replace the file's (cli/refused/layouts.txt)."""
+    """Sizes of the command line replace the file's (cli/refused/layouts.txt)."""
     for overrides, words in (
         ({"layout__micro_batches": 3}, r"4 x 3 x 1 = 12"),
         ({"layout__nodes": 8}, "8 nodes of 4 GPUs give 32"),

@@ -18,7 +18,7 @@ MODEL = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 4}).model
 
 
 def states_of(*parameters: Any, tp: int = 1, **optimizer: Any) -> DeepspeedStates:
-    """Those of a module with these parameters, on tp rank 0; `optimizer`: what DeepSpeed's one has."""
+    """The states of a module with these parameters, on tp rank 0; `optimizer`: what DeepSpeed's one has."""
     engine = SimpleNamespace(
         optimizer=SimpleNamespace(**optimizer), basic_optimizer=SimpleNamespace(param_groups=[{"params": parameters}])
     )
