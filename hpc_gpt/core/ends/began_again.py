@@ -50,8 +50,9 @@ def describe_begin_again(run: RunFolder, attempt: Attempt) -> str | None:
         return None
     start = float(attempt.started().get("started") or 0.0)
     newest, step = newest_checkpoint(run, command)
-    if newest is not None and (step or 0) > _last_step(attempt) and newest.stat().st_mtime > start:
-        return None
+    with contextlib.suppress(OSError):  # its program may have removed it meanwhile
+        if newest is not None and (step or 0) > _last_step(attempt) and newest.stat().st_mtime > start:
+            return None
     # By the notes of its start: a training that begins again writes the same names once more.
     given = attempt.trainer().get("resumed_from") or read_stored(attempt.resume).get("path")
     had_none = command.checkpoints is not None and not given
