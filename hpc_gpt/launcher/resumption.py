@@ -35,7 +35,7 @@ from hpc_gpt.core.runs.lineage import (
     saved_steps,
 )
 from hpc_gpt.core.runs.lock import RunLocked, check_free, holder, remove_gone
-from hpc_gpt.core.runs.provenance import check_weights_of, drawn_note, has_gpus
+from hpc_gpt.core.runs.provenance import check_weights_of, has_gpus
 from hpc_gpt.core.runs.race import measured, read_visits
 from hpc_gpt.core.runs.run_folder import PREDICTED, RunFolder, check_own
 from hpc_gpt.core.runs.script_variables import describe_changes
@@ -298,7 +298,6 @@ def prepare_resumption(
             check_weights_of(run.path, resolved)
         except ConfigError as fault:
             notes.append(f"note: {fault}; the new run begins from the weights that are there now")
-        notes += [f"note: {note}"] if (note := drawn_note(settings)) else []
     steps, before = resolved.train.steps, settings.train.steps
     if point.step and steps != before and (fall := resolved.train.decay) in ("cosine", "linear"):
         notes.append(

@@ -1,4 +1,4 @@
-"""The table of the rows that a race measured, from bench.json, and its winner. A bench of 0.3 has rows alone."""
+"""The table of the rows that a race measured, from bench.json, and its winner."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from hpc_gpt.reader.runs.run_read import is_bench, read_records
 from hpc_gpt.report.compare import compare_runs
 from hpc_gpt.report.gather import read_bench
 
-# The key of a record's settings that has its entry under `race.rows` of bench.json, for a bench of 0.3 under `rows`.
+# The key of a record's settings that has its entry under `race.rows` of bench.json.
 _ROW = "row_of_race"
 
 

@@ -94,8 +94,7 @@ def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, record
     places = [path for path in paths if path == STDIN or _is_place(path)] if paths else default
     files = discover(places)
     named = [find_named(path, logs) for path in paths if path not in places]
-    named_runs = [run for meant in named if not meant.benches for run in meant.runs]
-    files.benches += [bench / BENCH_FILE for meant in named for bench in meant.benches]
+    named_runs = [run for meant in named for run in meant.runs]
     # The name of a race means its rows; in a folder of runs the race is one run.
     real = {Path(os.path.realpath(place)) for place in places}  # realpath also resolves a link that leads to itself
     races = [
@@ -282,12 +281,12 @@ def read_compared(name: str, logs: Path) -> RunRead:
 
 
 def _find_bench(name: str, logs: Path) -> Path | None:
-    """The bench.json of the bench or race that a name means; None if it means none, or several."""
+    """The bench.json of the race that a name means; None if it means none, or several."""
     folder = Path(name)
     if (folder / BENCH_FILE).is_file():
         return folder / BENCH_FILE
     meant = find_named(name, logs) if name else Named([])
-    folders = meant.benches or tuple(run.path for run in meant.runs)
+    folders = [run.path for run in meant.runs]
     return folders[0] / BENCH_FILE if len(folders) == 1 and is_bench(folders[0] / BENCH_FILE) else None
 
 
@@ -297,7 +296,7 @@ def compared_names(name: str, logs: Path) -> list[str]:
     if not is_run_name(name, logs):
         return [name]
     meant, names = find_named(name, logs), []
-    for folder in meant.benches or [run.path for run in meant.runs]:
+    for folder in (run.path for run in meant.runs):
         rows = read_records(folder / BENCH_FILE) if is_bench(folder / BENCH_FILE) else None
         names += [f"{folder}#{number}" for number, _ in enumerate(rows, 1)] if rows else [str(folder)]
     return names if len(names) > 1 else [name]

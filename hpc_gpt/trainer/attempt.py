@@ -19,7 +19,7 @@ from hpc_gpt.core.process import stat_of
 from hpc_gpt.core.runs.checkpoints import list_complete
 from hpc_gpt.core.runs.full_disk import reserve, when_there_is_space
 from hpc_gpt.core.runs.lineage import checkpoint_sources, find_ancestors
-from hpc_gpt.core.runs.provenance import check_weights_of, complete_run, config_notes, drawn_note
+from hpc_gpt.core.runs.provenance import check_weights_of, complete_run, config_notes
 from hpc_gpt.core.runs.retention import Retention
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
@@ -248,8 +248,6 @@ class Trainer:
                 "no checkpoint of the run could be loaded, and its weights were not read from train.init",
                 "start it again: damaged checkpoints are set aside, so it begins from train.init",
             )
-        if ranks.is_first and (note := drawn_note(resolved)):
-            print(f"note: {note}", flush=True)
         return Progress()
 
     def _to_build(self, resolved: Resolved, ranks: Ranks) -> Resolved:

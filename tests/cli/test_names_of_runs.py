@@ -1,4 +1,4 @@
-"""Every verb that takes runs takes the same names: an experiment's, a sweep's, a bench's of 0.3, the end of an id. A
+"""Every verb that takes runs takes the same names: an experiment's, a sweep's, the end of an id. A
 verb that looks at one run takes the newest of several and says so; a verb that acts on several live ones asks."""
 
 import json
@@ -14,7 +14,6 @@ from hpc_gpt.launcher.sweep import queue_locally, write_sweep
 from tests.cli.command import in_process
 from tests.core.runs.test_find import prepared
 from tests.made_runs import make_run, metrics_line, unsubmitted_run, with_attempt
-from tests.old_bench import make_bench
 from tests.terminal import on_a_terminal
 
 # {verb: what it takes of several runs}, for every verb with RUN.
@@ -34,9 +33,6 @@ def done_run(folder):
 
 def named(kind: str) -> tuple[str, Named]:
     """(a name of that kind, what it means)."""
-    if kind == "bench":
-        bench = make_bench(logs_dir(), "x y")
-        return "x y-bench", Named([done_run(bench) for _ in range(2)], "x y-bench", (bench,))
     if kind == "experiment":
         return "x y", Named([done_run(logs_dir()) for _ in range(2)], "x y")
     rows = [prepared(row) for row in ("a", "b")]
@@ -55,7 +51,7 @@ def test_every_verb_with_runs_is_in_the_table():
     assert takes - set(TAKES) == set()
 
 
-@pytest.mark.parametrize("kind", ["experiment", "sweep", "end of a sweep's id", "bench"])
+@pytest.mark.parametrize("kind", ["experiment", "sweep", "end of a sweep's id"])
 def test_a_name_is_taken_by_every_verb(kind, monkeypatch):
     name, means = named(kind)
     ids, newest = [run.run_id for run in means.runs], means.runs[-1]
@@ -68,7 +64,7 @@ def test_a_name_is_taken_by_every_verb(kind, monkeypatch):
             assert done.stderr.splitlines()[0] == says, verb
         elif verb in ("stop", "save", "requeue", "cancel"):
             assert f"{verb}: 2 runs of {name} ended before" in done.stderr
-        elif kind != "bench" or verb not in ("report", "compare"):  # which take its rows, and it has none
+        else:
             assert [run_id in done.stdout + done.stderr for run_id in ids] == [True, True], (verb, done)
     assert in_process("logs", name).stdout == f"output of {newest.run_id}\n"
     assert json.loads(in_process("why", name, "--json").stdout)["run"] == newest.run_id

@@ -1,4 +1,4 @@
-"""The rows of a bench of 0.3 in a report and a comparison: once, and not the rounds below them."""
+"""The rows of a bench.json in a report and a comparison: once, and not the rounds below them."""
 
 import json
 
@@ -11,7 +11,7 @@ from hpc_gpt.report.compare import compare_runs
 from hpc_gpt.report.gather import gather_paths, read_bench, read_compared, read_one
 from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run, with_attempt
-from tests.old_bench import make_bench
+from tests.measured_rows import make_bench
 from tests.reader.made_logs import dump, iterations, write_log
 from tests.report.test_compared_notes import row
 
@@ -55,7 +55,7 @@ def test_other_runs_are_beside_it(bench, logs):
 
 
 def test_a_row_by_its_number(bench, logs):
-    for name in (bench.name, bench.name[:12], bench, (bench / BENCH_FILE)):
+    for name in (bench, (bench / BENCH_FILE)):
         assert [read_one(f"{name}#{number}", logs).record.name for number in (1, 2)] == ["ddp", "fsdp"]
         assert read_compared(f"{name}#2", logs).record.name == "fsdp"
 

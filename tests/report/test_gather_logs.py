@@ -15,7 +15,7 @@ from hpc_gpt.reader.runs import foreign
 from hpc_gpt.reader.runs.foreign import NOT_KNOWN
 from hpc_gpt.report.gather import TEACH, compared_names, gather_paths, read_compared, read_one, refresh_record
 from tests.made_runs import make_run, with_attempt
-from tests.old_bench import make_bench
+from tests.measured_rows import make_bench
 from tests.reader.made_logs import dump, iterations, write_log
 
 
@@ -121,8 +121,8 @@ def test_what_names_no_run_or_several_is_refused(lab, logs):
         (read_one, lab, "3 runs in LAB: a, two, two#2", A_LOG),
         (read_one, lab / "none", NONE, RUNS),
         (read_one, bench, f"2 runs in {bench}: {bench.name}#1, {bench.name}#2", of_bench),
-        (read_one, f"{bench.name}#3", f"{bench.name} has no run 3; it has 2 runs",
-         f"name one: {bench.name}#1, {bench.name}#2"),
+        (read_one, f"{bench}#3", f"{bench} has no run 3; it has 2 runs",
+         f"name one: {bench}#1, {bench}#2"),
         (read_compared, bench / "bench.json", f"{bench}/bench.json holds 2 records: {bench.name}#1, {bench.name}#2",
          f"compare single rows, such as {bench}/bench.json#1"),
         (read_compared, lab / "all.json", "LAB/all.json holds 3 records: a, two, two#2", "give a file of one run"),
@@ -137,7 +137,6 @@ def test_what_names_no_run_or_several_is_refused(lab, logs):
     assert read_compared(str(lab / "one.json"), logs).record.run == "a"
     assert refresh_record(own).run == own.run_id
     assert read_compared(str(own.path / "record.json"), logs).record.run == own.run_id
-    assert compared_names(bench.name, logs) == [f"{bench}#1", f"{bench}#2"]
     assert compared_names(own.run_id, logs) == [own.run_id]
     assert compared_names(str(lab), logs) == [str(lab)]
     damaged = make_run(logs)

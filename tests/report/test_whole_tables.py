@@ -1,4 +1,4 @@
-"""Every table of runs as it is printed, whole: usual, published, swept, on a terminal, of races and a bench of 0.3."""
+"""Every table of runs as it is printed, whole: usual, published, swept, on a terminal, of races."""
 
 import json
 import re
@@ -25,7 +25,7 @@ from hpc_gpt.report.published_tables import (
 )
 from hpc_gpt.report.tables import as_block, records_text
 from tests.made_runs import make_run
-from tests.old_bench import make_bench
+from tests.measured_rows import make_bench
 from tests.report.test_whole_texts import OTHER, RUN
 
 # Changed by hand: the texts below their headings.
@@ -137,8 +137,8 @@ MADE: dict[str, Callable[[Path], str]] = {
     "own sweep, json": lambda folder: rows_of_json(sweep_text(own_sweep(folder), "json")),
     "own sweep, terminal of 100": of_own_sweep,
     "published sweep, terminal of 75": lambda _: terminal_table(sweep_lines("colab-ladder", []), 75)[0],
-    "bench of 0.3": bench_text,
-    "bench of 0.3, of one row": partial(bench_text, rows=1),
+    "rows of a bench": bench_text,
+    "rows of a bench, of one row": partial(bench_text, rows=1),
     **{f"race {name}": partial(race_text, name) for name in RACES},
 }
 

@@ -9,7 +9,7 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.programs import put, ran
 from tests.slurm.launcher import PAIR, PROFILE, SINGLE, Job, Launcher
 from tests.slurm.stories import Teller, storied
-from tests.specimens.test_made_before import REFUSED, as_of_0_2
+from tests.specimens.test_made_before import OLDER, REFUSED, unpack
 
 # Leaves out everything up to the image and runs the rest, as a container would.
 CONTAINER = """#!/bin/bash
@@ -100,13 +100,12 @@ def test_a_missing_python_is_one_line_and_a_user_error(launcher: Launcher) -> No
 
 
 @pytest.mark.long
-def test_a_script_of_0_2_ends_before_its_ranks(launcher: Launcher) -> None:
+def test_a_script_of_0_3_ends_before_its_ranks(launcher: Launcher) -> None:
     """Handed to sbatch: the first program that it starts does not read its settings."""
-    script, _ = launcher.run("render", *SINGLE)
-    (folder := launcher.place("of-0.2")).joinpath("job.sh").write_text(as_of_0_2(script))
+    folder = unpack(OLDER, launcher.place("of-0.3"))
     environment = {**launcher.environment, "HPC_GPT_PYTHON": sys.executable}
     job_id = ran("sbatch", "--parsable", "job.sh", cwd=folder, env=environment, code=0).stdout.strip()
-    job = Job(launcher.cluster, RunFolder(launcher.logs / "tiny" / job_id), job_id)
+    job = Job(launcher.cluster, RunFolder(launcher.logs / "small" / job_id), job_id)
     job.wait_end("FAILED")
     assert f"{REFUSED}\n\nhint: render it again with this version" in job.log()
     assert job.run.attempt(1).ended()["ended"] == "user_error"

@@ -1,11 +1,10 @@
 """Runs and scripts of other versions: those of the minor version before are read, older ones are refused in a line.
 
-`python -m tests.specimens` makes `made_at_VERSION.tar.xz`; 0.3 is the first version whose runs later ones read.
+`python -m tests.specimens` makes `made_at_VERSION.tar.xz`.
 """
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tarfile
@@ -20,26 +19,33 @@ from tests.made_runs import a_run
 from tests.specimens.__main__ import ARCHIVE
 
 HERE = Path(__file__).parent
-REFUSED = "resolved.json has schema 1, this version reads 2"
-HINT = "use the version that wrote it: 0.2.0"
+REFUSED = "resolved.json is of hpc-gpt 0.3.0, this version reads 0.4 and 0.5"
+HINT = "use the version that wrote it: 0.3.0"
 
 
-def as_of_0_2(text: str) -> str:
-    """The text of a resolved.json, or of a script that carries it, with the schema and the version of 0.2."""
-    older = re.sub(r'"version": "[^"]*",\n "schema": 2$', '"version": "0.2.0",\n "schema": 1', text, flags=re.MULTILINE)
-    assert older != text
-    return older
+# 0.3's is refused by this version, in one line.
+OLDER = HERE / "made_at_0.3.0.tar.xz"
 
 
-@pytest.fixture(params=sorted(path.name for path in HERE.glob("made_at_*.tar.xz")))
-def specimen(request, tmp_path, monkeypatch) -> Path:
-    """The folder of a specimen's run."""
-    with tarfile.open(HERE / request.param) as archive:
-        archive.extractall(tmp_path, filter="data")
+def unpack(archive: Path, folder: Path) -> Path:
+    """The run in an archive, unpacked below a folder."""
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    [run] = (folder / "logs" / "small").iterdir()
+    return run
+
+
+@pytest.fixture
+def own_logs(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("HPC_GPT_LOGS", str(tmp_path / "logs"))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    [run] = (tmp_path / "logs" / "small").iterdir()
-    return run
+    return tmp_path
+
+
+@pytest.fixture(params=sorted(path.name for path in HERE.glob("made_at_*.tar.xz") if path != OLDER))
+def specimen(request, own_logs) -> Path:
+    """The folder of the run of a version that this one reads."""
+    return unpack(HERE / request.param, own_logs)
 
 
 def test_this_version_has_a_specimen():
@@ -74,7 +80,7 @@ def test_a_specimens_checkpoint_is_resumed(specimen):
 
 @pytest.mark.long
 def test_a_specimens_script_trains_with_this_versions_code(specimen, tmp_path):
-    """As `bash job.sh`; a script of 0.3 unpacks its code to code/."""
+    """As `bash job.sh`."""
     own = {"HPC_GPT_LOGS": str(tmp_path / "again"), "HPC_GPT_PYTHON": sys.executable}
     done = subprocess.run(
         ["bash", specimen / "job.sh"],
@@ -90,21 +96,19 @@ def test_a_specimens_script_trains_with_this_versions_code(specimen, tmp_path):
 
 
 @pytest.fixture
-def older(specimen) -> Path:
-    """The run folder, as 0.2 would have written it."""
-    for name in ("resolved.json", "job.sh"):
-        (specimen / name).write_text(as_of_0_2((specimen / name).read_text()))
-    return specimen
+def older(own_logs) -> Path:
+    """The folder of a run that 0.3 wrote."""
+    return unpack(OLDER, own_logs)
 
 
-def test_a_run_of_0_2_is_not_continued(older):
+def test_a_run_of_0_3_is_not_continued(older):
     for words in (("--resume", older), ("--resume", older, "--set", "train.log_every=2"), ("--branch", f"{older}@6")):
         done = in_process("submit", *words, code=2)
         assert error_of(done) == (f"{older}: {REFUSED}", HINT), words
     assert [*older.parent.iterdir()] == [older]
 
 
-def test_a_run_of_0_2_is_a_line_beside_others(older):
+def test_a_run_of_0_3_is_a_line_beside_others(older):
     sound = a_run(2).run_id
     rows = {row["run"]: row for row in json.loads(in_process("status", "--json", code=0).stdout)["runs"]}
     assert (rows[older.name]["state"], rows[older.name]["cause"]) == ("unknown", REFUSED)
@@ -115,7 +119,7 @@ def test_a_run_of_0_2_is_a_line_beside_others(older):
     assert f"{REFUSED}; {HINT}" in done.stderr
 
 
-def test_a_script_of_0_2_ends_before_its_ranks(older, tmp_path):
+def test_a_script_of_0_3_ends_before_its_ranks(older, tmp_path):
     """Handed to bash as it is; tests/slurm/test_script.py hands one to sbatch."""
     own = {"HPC_GPT_LOGS": str(tmp_path / "again"), "HPC_GPT_PYTHON": sys.executable}
     done = subprocess.run(
@@ -125,4 +129,3 @@ def test_a_script_of_0_2_ends_before_its_ranks(older, tmp_path):
     assert f"{REFUSED}\n\nhint: render it again with this version, or {HINT}" in done.stderr
     [run] = (tmp_path / "again" / "small").iterdir()
     assert not (run / "attempts" / "1").exists()
-    assert not [*run.glob("code.*")]

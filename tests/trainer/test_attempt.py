@@ -133,13 +133,3 @@ def test_what_two_attempts_print_and_write(tmp_path, tokens, capsys, monkeypatch
         assert figures == ((104.0, 6104.0, True), (206.0, 7206.0, True))[number]
         marker.write_text(json.dumps(saved | {"data": "0123456789abcdef"}))
     assert (printed, metrics) == (PRINTED, METRICS)
-
-
-def test_a_run_of_0_3_that_begins_says_that_its_weights_differ(tmp_path, tokens, capsys):
-    run = run_of(tmp_path, tokens)
-    run = new_run(tmp_path / "older", replace(run.resolved(), version="0.3.1"))
-    said = "note: hpc-gpt 0.3.1 drew other initial weights from seed 5: from step 0 the run is not the one that it was"
-    for number in (signal.SIGUSR2, signal.SIGUSR2):
-        end_of(run, run.new_attempt(), number)
-    first, second = capsys.readouterr().out.split("resumed after step")
-    assert (first.count(said), second.count(said)) == (1, 0)

@@ -1,8 +1,5 @@
 """What a rank is refused before or while it trains: each line and hint to the letter."""
 
-import json
-import os
-import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,15 +15,13 @@ from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer import attempt, export
 from hpc_gpt.trainer.__main__ import _find_attempt
-from hpc_gpt.trainer.checkpoints import older, training_state
+from hpc_gpt.trainer.checkpoints import training_state
 from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.trainer.engines.attention import AttentionKernels
 from hpc_gpt.trainer.engines.kernels import check_compilers
 from hpc_gpt.trainer.engines.protocol import build_engine, check_dtype_on, check_matmul_on
 from hpc_gpt.trainer.ranks import choose_device
 from hpc_gpt.trainer.supervision.meeting import RankIdentity
-from tests.distributed.older_checkpoints import unpack
-from tests.distributed.older_kinds import KINDS
 from tests.refusals import Row, check_refusal
 from tests.trainer.alone import ALONE, CountingEngine
 from tests.trainer.checkpoints.test_training_state import write
@@ -109,65 +104,8 @@ def differing(part: str, **changes: Any) -> Resolved:
 HALF = differing("train", dtype="bf16", optimizer="sgd")
 
 
-def older_states(
-    damage: Callable[[Path], Any], kind: str = "zero1", name: str = "norm.weight"
-) -> Callable[[Path], Any]:
-    """Reading a parameter of a checkpoint of 0.3 that is damaged."""
-
-    def act(at: Path) -> Any:
-        folder = unpack(kind, at) / "step-00000004"
-        for path in [*folder.iterdir()]:
-            path.rename(at / path.name)
-        damage(at)
-        return older.OlderStates(at, KINDS[kind].resolved.model).whole(name)
-
-    return act
-
-
-def listed(**changes: Any) -> Callable[[Path], Any]:
-    """A list of the pieces of a rank of DeepSpeed that says something else."""
-
-    def damage(at: Path) -> None:
-        path = at / "states-00001.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-    return damage
-
-
-OF_RANK_1 = "deepspeed/zero_pp_rank_1_mp_rank_00_optim_states.pt"
-
-
 def cut(name: str, load: Callable[[Path], Any], text: str = '{"step": 2') -> Callable[[Path], Any]:
     return lambda at: [(at / name).write_text(text), load(at)]
-
-
-class Program:
-    """Makes a folder as soon as it is unpickled."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-
-    def __reduce__(self) -> Any:
-        return os.mkdir, (str(self.place),)
-
-
-def program(name: str, dump: Callable[[Any, Path], Any]) -> Callable[[Path], Any]:
-    """A file of a checkpoint of 0.3 that is a program."""
-
-    def damage(at: Path) -> None:
-        dump(Program(at / "ran"), at / name)
-
-    def act(at: Path) -> Any:
-        try:
-            return older_states(damage, "fsdp" if name.startswith("dcp") else "zero1")(at)
-        finally:
-            assert not (at / "ran").exists()
-
-    return act
-
-
-def pickled(what: Any, path: Path) -> None:
-    path.write_bytes(pickle.dumps(what))
 
 
 def lies(at: Path) -> Any:
@@ -274,24 +212,7 @@ ROWS: dict[str, Row] = {
      f"| {RESUME}"),
     "no json": (cut("states.json", lambda at: training_state.open_checkpoint(at, SAVED)),
      f"HERE: states.json cannot be read: Expecting ',' delimiter: line 1 column 11 (char 10) | {IT_IS_DAMAGED}"),
-    "no generators": (lambda at: training_state.Generators(CPU).load(at, 3, 4),
-     f"HERE: random-00003.pt is missing | {IT_IS_DAMAGED}"),
-    "a program among tensors": (program(OF_RANK_1, torch.save),
-     f"HERE/{OF_RANK_1} cannot be read: it names posix.mkdir | {REMOVE_IT}"),
-    "a program in the metadata": (program("dcp/.metadata", pickled),
-     f"HERE/dcp/.metadata cannot be read: it names posix.mkdir | {REMOVE_IT}"),
     "another step than it says": (lies, f"HERE/step-00000010 says step 10, but holds step 9 | {REMOVE_IT}"),
-    "no weights": (older_states(lambda at: (at / "weights.pt").unlink(), "ddp"),
-     f"HERE holds no weights | {REMOVE_IT}"),
-    "pieces that are missing": (older_states(listed(pieces=[]), name="blocks.0.feed_forward.down.weight"),
-     f"HERE holds 144 of the 576 elements of blocks.0.feed_forward.down.weight | {REMOVE_IT}"),
-    "states on NVMe": (older_states(listed(swapped=True)),
-     f"HERE lacks the lists of its states, or states on NVMe | {REMOVE_IT}"),
-    "a file that is gone": (older_states(lambda at: (at / OF_RANK_1).unlink()),
-     f"HERE/{OF_RANK_1} cannot be read: No such file or directory | {IT_IS_DAMAGED}"),
-    "a file that is damaged": (older_states(lambda at: (at / OF_RANK_1).write_bytes(b"bad")),
-     f"HERE/{OF_RANK_1} cannot be read: ... | {REMOVE_IT}"),
-    "a parameter that is none": (older_states(lambda at: None, name="nosuch"), f"HERE holds no nosuch | {REMOVE_IT}"),
     # an attempt
     "no run": (lambda at: _find_attempt(None, "1"), f"HPC_GPT_RUN is None, which is not a run folder | {SUBMIT}"),
     "no attempt": (lambda at: _find_attempt(str(new_run(at, FOUR).path), "7"),

@@ -18,9 +18,6 @@ from hpc_gpt.core.runs.run_folder import NEW_ID, RunFolder, job_ids
 from hpc_gpt.core.settings.resolved import folder_name
 from hpc_gpt.core.tables import close_matches
 
-# A bench of 0.3 is the folder `logs/<experiment>-bench/<bench id>/`, with the runs of its rounds.
-BENCHES = "-bench"
-
 
 def list_runs(logs: Path) -> list[RunFolder]:
     """Every run under a logs folder, oldest first; the folder itself if it is a run.
@@ -120,17 +117,16 @@ def _begun(path: Path) -> tuple[float, str]:
 @dataclass(frozen=True)
 class Named:
     """The meaning of a name: a run, or several `runs`, oldest first. `what`: what they are, such as "sweep
-    20261125-1042"; empty for one run. `benches`: the folders of the benches among them."""
+    20261125-1042"; empty for one run."""
 
     runs: list[RunFolder]
     what: str = ""
-    benches: tuple[Path, ...] = ()
 
 
 def find_named(name: str, logs: Path) -> Named:
-    """Finds what a name means, for every verb: a folder of runs; a run or a job; a sweep, an array or a bench of 0.3 by
-    its id; all runs of the experiment, the sweep or the benches of that name, as `status` or its folder shows it; the
-    beginning or the end of an id.
+    """Finds what a name means, for every verb: a folder of runs; a run or a job; a sweep or an array by its id; all
+    runs of the experiment or the sweep of that name, as `status` or its folder shows it; the beginning or the end of an
+    id.
 
     Raises NoSuchRun, with the candidates, if it means nothing or several of these.
     """
@@ -138,11 +134,8 @@ def find_named(name: str, logs: Path) -> Named:
         raise NoSuchRun("the name of a run is empty", "is a variable of your shell not set?")
     folder = Path(name)
     if os.path.isdir(name) and (runs := list_runs(folder)):
-        benches = [
-            path for path in (folder.resolve(), *folder.resolve().iterdir()) if path.parent.name.endswith(BENCHES)
-        ]
         is_run = (folder / "resolved.json").is_file()
-        return Named(runs) if is_run else Named(runs, name, tuple(sorted(benches)))
+        return Named(runs) if is_run else Named(runs, name)
     meanings = _meant(name, logs)
     if len(meanings) == 1:
         return meanings[0]
@@ -196,7 +189,6 @@ def _meant(name: str, logs: Path) -> list[Named]:
     runs = list_runs(logs)
     if matched := [Named([run]) for run in runs if run.run_id == name]:
         return matched
-    benches = sorted(logs.glob(f"*{BENCHES}/[!.]*"))
     sweeps: dict[str, list[RunFolder]] = {}
     notes = [note or {} for note in within_time(RunFolder.sweep_note, runs)]
     for run, note in zip(runs, notes, strict=True):
@@ -205,7 +197,6 @@ def _meant(name: str, logs: Path) -> list[Named]:
 
     def with_id(fits: Callable[[str], bool]) -> list[Named]:
         named = [Named(of_sweep, f"sweep {sweep_id}") for sweep_id, of_sweep in sweeps.items() if fits(sweep_id)]
-        named += [Named(list_runs(bench), f"bench {bench.name}", (bench,)) for bench in benches if fits(bench.name)]
         of_these = {run.path for meaning in named for run in meaning.runs}
         return named + [Named([run]) for run in runs if fits(run.run_id) and run.path not in of_these]
 
@@ -230,9 +221,8 @@ def _meant(name: str, logs: Path) -> list[Named]:
     if slug != name:  # the names of other experiments may lead to the same folder
         exact = [run for run in of_name if _is_called(run, name)]
         of_name = exact or of_name
-    named = tuple(bench for bench in benches if bench.parent.name == slug)
-    if of_name or named:
-        return [Named(oldest_first([*of_name, *(run for bench in named for run in list_runs(bench))]), name, named)]
+    if of_name:
+        return [Named(oldest_first(of_name), name)]
     parts = [with_id(lambda whole_id: whole_id.startswith(name)), with_id(lambda whole_id: whole_id.endswith(name))]
     return next((matched for matched in parts if len(matched) == 1), next(filter(None, parts), []))
 

@@ -24,7 +24,6 @@ from hpc_gpt.core.process import run_in_time
 from hpc_gpt.core.runs.amd_gpus import list_amd_gpus
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.tables import flat
 
 if TYPE_CHECKING:
@@ -111,16 +110,6 @@ def check_weights_of(run: Path, resolved: Resolved) -> None:
         from hpc_gpt.core.weights.folder import check_unchanged, read_folder
 
         check_unchanged(read_folder(Path(resolved.train.init)), then)
-
-
-def drawn_note(resolved: Resolved) -> str:
-    """A line for a start at step 0 of a run of 0.3, whose seed gave other weights there; else empty."""
-    if resolved.train.init is not None or runs_program(resolved) or not resolved.version.startswith("0.3."):
-        return ""
-    return (
-        f"hpc-gpt {resolved.version} drew other initial weights from seed {resolved.train.seed}: from step 0 the run "
-        "is not the one that it was there"
-    )
 
 
 def init_config_of(runs: Iterable[Path]) -> InitConfig | None:

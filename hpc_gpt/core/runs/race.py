@@ -30,7 +30,7 @@ _VISITS = "visits.jsonl"
 class RaceRow:
     """A row: its name, the run folder that its visits copy (None if it cannot run), and the cause if it cannot. `keys`:
     what it changes in the experiment, by dotted key; `place`: its place by the planner, from 1, None without one;
-    `submit`: the command that trains with it, None in a race of 0.3."""
+    `submit`: the command that trains with it, None if there is none."""
 
     name: str
     folder: str | None

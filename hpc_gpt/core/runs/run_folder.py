@@ -274,7 +274,7 @@ class RunFolder:
 
     def resolved(self) -> Resolved:
         """The run's settings. Raises ConfigError or RunFolderError if resolved.json is damaged or missing, and
-        OtherSchema if this version cannot read its schema."""
+        OtherVersion if this version does not read it."""
         try:
             return Resolved.from_json(read_text(self.path / "resolved.json"))
         except OSError as fault:

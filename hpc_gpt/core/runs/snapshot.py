@@ -11,12 +11,9 @@ refuses settings that this version does not read.
 
 import copy
 import functools
-import io
 import json
 import os
-import subprocess
 import sys
-import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -32,21 +29,9 @@ from hpc_gpt.core.runs.code_archive import (
     submitted_sha256,
 )
 from hpc_gpt.core.runs.run_folder import RunFolder, SharedFile
-from hpc_gpt.core.settings.resolved import OtherSchema, Resolved
+from hpc_gpt.core.settings.resolved import OtherVersion
 
 _PACKAGE = Path(__file__).resolve().parents[2]
-# The archive and the folder of a run of 0.3, and the file in the archive that its job.sh runs to unpack it.
-_OF_0_3, _FOLDER_0_3, _UNPACK_0_3 = "code.tar.gz", "code", "hpc_gpt/core/runs/unpack.py"
-_UNPACKS = b"""import os, shutil, sys, tarfile
-run = sys.argv[1]
-aside = f"{run}/.code.{os.getpid()}"
-with tarfile.open(f"{run}/code.tar.gz") as archive:
-    archive.extractall(aside)
-try:
-    os.rename(aside, f"{run}/code")
-except OSError:  # it is there
-    shutil.rmtree(aside)
-"""
 
 
 class CodeArchive(SharedFile):
@@ -102,29 +87,12 @@ def check_path(folder: Path) -> None:
 
 
 def ready_code(run: RunFolder) -> Path:
-    """The path from which an attempt of the run imports: its archive, which is made first if it has none; for a run of
-    0.3 its folder code/. Raises RunFolderError if the archive is not the submitted one, or if the disk refuses."""
+    """The archive from which an attempt of the run imports; it is made first if the run has none. Raises RunFolderError
+    if it is not the submitted one, or if the disk refuses."""
     check_path(run.path)
-    is_of_0_3 = _is_of_0_3(run.resolved())
-    if not (run.path / (_OF_0_3 if is_of_0_3 else CODE_ARCHIVE)).exists():
+    if not (run.path / CODE_ARCHIVE).exists():
         begin(run)
-    if not is_of_0_3:
-        return check_code(run.path)
-    with OsErrorAs(RunFolderError, f"cannot unpack {run.path / _OF_0_3}", TOO_LATE):
-        try:
-            with tarfile.open(run.path / _OF_0_3) as tar:
-                unpacks = tar.extractfile(_UNPACK_0_3)
-                program = unpacks.read() if unpacks else b""
-        except (tarfile.TarError, EOFError, KeyError) as fault:
-            raise OSError(None, str(fault)) from None
-        done = subprocess.run([sys.executable, "-I", "-", run.path], input=program, stdout=subprocess.PIPE, check=False)
-    if done.returncode:
-        raise RunFolderError(done.stdout.decode(errors="replace").strip(), TOO_LATE)
-    return run.path / _FOLDER_0_3
-
-
-def _is_of_0_3(resolved: Resolved) -> bool:
-    return resolved.version.startswith("0.3.")
+    return check_code(run.path)
 
 
 def begin(run: RunFolder) -> None:
@@ -137,23 +105,11 @@ def begin(run: RunFolder) -> None:
             f"{run.path / CODE_ARCHIVE} is gone, and this machine's code is not the submitted code", TOO_LATE
         )
     with OsErrorAs(RunFolderError, f"cannot write {run.path / CODE_ARCHIVE}", "is the disk full?"):
-        (_archive_for_0_3() if _is_of_0_3(run.resolved()) else snapshot).place(run.path)
+        snapshot.place(run.path)
     if submitted_sha256(run.path) is None:
         unpacked = os.environ.get("HPC_GPT_STAGE_SUM")  # of job.sh, which runs this
         provenance = {**collect(), CODE_KEY: snapshot.sha256, **({STAGE_KEY: unpacked} if unpacked else {})}
         write_once(run.path / "provenance.json", json.dumps(provenance, indent=1) + "\n")
-
-
-def _archive_for_0_3() -> SharedFile:
-    """This version's code as a script of 0.3 expects it."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
-        files = {name: path.read_bytes() for name, path in code_files().items()}
-        for name, content in {_UNPACK_0_3: _UNPACKS, **files}.items():
-            entry = tarfile.TarInfo(name)
-            entry.size = len(content)
-            tar.addfile(entry, io.BytesIO(content))
-    return SharedFile(_OF_0_3, buffer.getvalue())
 
 
 def main(arguments: list[str]) -> int:
@@ -162,7 +118,7 @@ def main(arguments: list[str]) -> int:
         run.resolved()
         begin(run)
     except UserError as fault:
-        again = "render it again with this version, or " if isinstance(fault, OtherSchema) else ""
+        again = "render it again with this version, or " if isinstance(fault, OtherVersion) else ""
         print(f"Error: {fault}\n\nhint: {again}{fault.hint}", file=sys.stderr)
         return 1
     return 0

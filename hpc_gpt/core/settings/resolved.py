@@ -24,7 +24,6 @@ from hpc_gpt.core.settings.services import SERVICES
 from hpc_gpt.core.settings.sized import (
     NO_BATCH,
     NO_MODEL,
-    SCHEMA,
     Sized,
     batch_table,
     known_shape,
@@ -33,17 +32,16 @@ from hpc_gpt.core.settings.sized import (
 )
 from hpc_gpt.core.typed_tables import from_tables
 
-# The schemas of resolved.json that this version reads: its own, and that of the previous minor version. 0.3 is the
-# first version whose runs and scripts later ones read, so it reads only 2. The rule also holds for scripts, as each
-# carries its resolved.json.
-_READABLE = (SCHEMA,)
+# The minor versions whose resolved.json this one reads: the one before, and its own. The rule also holds for scripts,
+# as each carries its resolved.json.
+_READABLE = ("0.4", "0.5")
 # The most bytes of a file's name on Linux' file systems.
 NAME_BYTES = 255
 # The most bytes of a job's name: its output %x-%j.out also contains a number, or the two of an array.
 JOB_NAME_BYTES = NAME_BYTES - len("-4294967295_4294967295.out")
 
 
-class OtherSchema(ConfigError):
+class OtherVersion(ConfigError):
     """The settings were written by a version that is too old for this one, or newer."""
 
 
@@ -101,15 +99,15 @@ class Resolved(Sized):
 
     @staticmethod
     def from_json(text: str) -> Resolved:
-        """The object from the text of `to_json`. Raises ConfigError if it is damaged, OtherSchema for another
+        """The object from the text of `to_json`. Raises ConfigError if it is damaged, OtherVersion for another
         version's."""
         try:
             tables = json.loads(text)
-            if tables["schema"] not in _READABLE:
-                readable = " and ".join(map(str, _READABLE))
-                raise OtherSchema(
-                    f"resolved.json has schema {tables['schema']}, this version reads {readable}",
-                    f"use the version that wrote it: {tables['version']}",
+            version = str(tables["version"])
+            if ".".join(version.split(".")[:2]) not in _READABLE:
+                raise OtherVersion(
+                    f"resolved.json is of hpc-gpt {version}, this version reads {' and '.join(_READABLE)}",
+                    f"use the version that wrote it: {version}",
                 )
             tables, gone = split_gone(tables)
             for name, unknown in (("model", NO_MODEL), ("batch", NO_BATCH)):

@@ -45,7 +45,7 @@ _NAMES = OF_ONE_JOB | {
 }  # fmt: skip
 # Set by job.sh for our own code, and wrong for any other program.
 OF_OUR_CODE = ("PYTHONSAFEPATH", "PYTHONDONTWRITEBYTECODE")
-# Every HPC_GPT_* variable that something reads, and HPC_GPT_CACHE, which 0.3 read and many shells set.
+# Every HPC_GPT_* variable that something reads, and HPC_GPT_CACHE, which many shells still set.
 OWN_VARIABLES = frozenset(OF_ONE_JOB) | {
     "HPC_GPT_LOGS", "HPC_GPT_DATA", "HPC_GPT_CONFIG", "HPC_GPT_SITE", "HPC_GPT_STATE", "HPC_GPT_CACHE",
     "HPC_GPT_PYTHON",
@@ -77,7 +77,7 @@ def submission_environment(environment: Mapping[str, str], added: Mapping[str, s
 
 def without_our_code(environment: Mapping[str, str], run: Path) -> dict[str, str]:
     """`environment` for a command of the user's: without OF_OUR_CODE, and without the code of a run in PYTHONPATH."""
-    ours = ("", f"{run}/code.zip", f"{run}/code")  # code/: of a script of 0.3
+    ours = ("", f"{run}/code.zip")
     variables = {name: value for name, value in environment.items() if name not in OF_OUR_CODE}
     paths = [path for path in variables.pop("PYTHONPATH", "").split(os.pathsep) if path not in ours]
     return variables | ({"PYTHONPATH": os.pathsep.join(paths)} if paths else {})

@@ -37,7 +37,7 @@ class RunRead:
     is_settled: bool = False
 
 
-# The file of the rows of a race, next to the runs of their rounds; `bench` of 0.3 wrote it, too.
+# The file of the rows of a race, next to the runs of their rounds.
 BENCH_FILE = "bench.json"
 _MOST_BYTES = 64 * 2**20  # no record is larger, but a log that begins like a record may be
 

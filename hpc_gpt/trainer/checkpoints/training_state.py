@@ -19,10 +19,9 @@ import torch
 from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.checkpoints import older
 from hpc_gpt.trainer.checkpoints.folders import load_json
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
-from hpc_gpt.trainer.checkpoints.states import INDEX, SavedStates
+from hpc_gpt.trainer.checkpoints.states import SavedStates
 
 GENERATORS = "generators.bin"  # of 0.4.0: a record for each rank
 POSITIONS = "positions.json"
@@ -50,18 +49,13 @@ def identity(resolved: Resolved) -> dict[str, Any]:
     }
 
 
-def states_in(folder: Path, model: ModelShape) -> SavedStates:
-    """The elements in a checkpoint of a model of this shape."""
-    return SavedStates(folder) if (folder / INDEX).is_file() else older.OlderStates(folder, model)
-
-
 def open_checkpoint(folder: Path, resolved: Resolved) -> tuple[SavedStates, bool]:
     """Returns a checkpoint's elements, and whether engine and layout are this run's.
 
     Of another optimizer's, which a branch may have, there are no states of it. Raises CheckpointError, which names
     every difference, for a checkpoint of another model or arithmetic.
     """
-    states = states_in(folder, resolved.model)
+    states = SavedStates(folder)
     saved, wanted = (_OF_A_PLAIN_SHAPE | one for one in (states.about["settings"], identity(resolved)))
     # The saved keys of the model count, too: either may have left out a default.
     keys = [*wanted, *(key for key in saved if key.startswith("model.") and key not in wanted)]
@@ -105,11 +99,8 @@ class Generators:
             files.put_bytes(generators_file(files.peers.rank), record)
 
     def load(self, folder: Path, rank: int, ranks: int) -> None:
-        """Restores the states of this rank of `ranks`, if they were saved. Versions up to 0.4.0 always did. Raises
-        CheckpointError if a file of 0.3 is missing."""
-        if not (folder / INDEX).is_file():
-            older.load_generators(folder, rank, self._device)
-        elif (own := folder / generators_file(rank)).is_file():
+        """Restores the states of this rank of `ranks`, if they were saved. 0.4.0 always saved them."""
+        if (own := folder / generators_file(rank)).is_file():
             self._restore(own.read_bytes())
         elif (path := folder / GENERATORS).is_file():
             size = path.stat().st_size // ranks
@@ -146,5 +137,5 @@ def put_positions(files: RankFiles, positions: Mapping[int, Mapping[str, Any]]) 
 def read_positions(folder: Path) -> dict[int, dict[str, Any]]:
     """The positions of all data-parallel ranks; empty for data whose samples depend on the step alone."""
     if not (folder / POSITIONS).is_file():
-        return older.read_positions(folder)
+        return {}
     return {int(dp_rank): position for dp_rank, position in load_json(folder / POSITIONS).items()}

@@ -26,7 +26,7 @@ from hpc_gpt.core.weights.folder import read_folder
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.checkpoints.states import SavedIndex, SavedStates, put_states
 from hpc_gpt.trainer.checkpoints.torch_states import TorchStates
-from hpc_gpt.trainer.checkpoints.training_state import Generators, identity, open_checkpoint, states_in
+from hpc_gpt.trainer.checkpoints.training_state import Generators, identity, open_checkpoint
 from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.attention import AttentionKernels, prepare_attention
 from hpc_gpt.trainer.engines.balance import Balance
@@ -263,7 +263,7 @@ def module_of(engine: str) -> ModuleType:
 def read_weights(folder: Path, resolved: Resolved) -> Iterator[tuple[str, Tensor]]:
     """Yields every parameter of the whole model in a checkpoint, and every choice bias, by its full name
     (`tensor_parallel.full_name`), in one process without torch.distributed."""
-    saved = states_in(folder, resolved.model)
+    saved = SavedStates(folder)
     yield from ((name, saved.whole(name)) for name in saved.names)
 
 

@@ -200,7 +200,7 @@ def _write_table(table: CharTokenizer, path: Path) -> None:
 
 
 def _write(text: Iterable[bytes], out: Path, tokenizer: Tokenizer, source: str) -> None:
-    # A file of bytes tells by its name what each of them adds, and stays a file that 0.3 reads, too.
+    # A file of bytes tells by its name what each of them adds.
     sizes = None if tokenizer.name == BYTE else tokenizer.token_bytes
     if not write_tokens(out, tokenizer.vocab, tokenizer.name, tokenizer.encode(text, source), sizes):
         raise DataError(f"{source} has no text to make tokens from", "give a file or folder with some in it")

@@ -31,7 +31,6 @@ from hpc_gpt.launcher.watch.control import cancel_run, wait_for_all
 from hpc_gpt.launcher.watch.status import read_status
 from hpc_gpt.launcher.watch.sweep_rows import count_states, fold
 from tests.made_runs import make_run, read_run, unsubmitted_run, with_job
-from tests.old_bench import make_bench
 
 
 def prepared(row: str, **changes) -> PreparedRun:
@@ -142,18 +141,6 @@ def test_a_folder_that_the_locale_cannot_name_is_an_error(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert "RunFolderError" in done.stderr
     assert "this locale's encoding, ascii, has no '\\u5b9e'" in done.stderr
-
-
-def test_a_bench_has_a_name_and_an_id():
-    logs = logs_dir()
-    bench, other = make_bench(logs, "x y"), make_bench(logs, "x y")
-    first, second = (make_run(each, "local", submit=False) for each in (bench, other))
-    assert list_runs(logs) == []
-    for name in (bench.name, bench.name[-4:], str(bench)):
-        found = find_named(name, logs)
-        assert (found.runs, [path.resolve() for path in found.benches]) == ([first], [bench]), name
-    for name in ("x y-bench", "x_y-bench", str(bench.parent)):
-        assert find_runs([name], logs) == [first, second], name
 
 
 def test_links_stand_when_logs_are_moved(sweep, tmp_path):

@@ -178,17 +178,3 @@ def test_job_sh_checks_the_code_the_same_way(bare: RunFolder) -> None:
     assert start() == f"refused: {archive} is not what was submitted: its SHA-256 differs"
     changed(bare, "cut")
     assert start().startswith("refused: cannot ")
-
-
-def test_a_script_of_0_3_gets_code_as_it_expects_it(bare: RunFolder) -> None:
-    """Its job.sh, or the controller on this machine, runs unpack.py of the archive, and imports from code/."""
-    resolved = bare.path / "resolved.json"
-    resolved.write_text(re.sub(r'"version": "[^"]*"', '"version": "0.3.0"', resolved.read_text()))
-    bare = RunFolder(bare.path)
-    code = ready_code(bare)
-    assert code == bare.path / "code"
-    assert (code / "hpc_gpt/trainer/program/start.py").is_file()
-    begin(bare)
-    unpacks = "tar -xOzf code.tar.gz hpc_gpt/core/runs/unpack.py | python3 -I - ."
-    ran("bash", "-c", f"{unpacks} && {unpacks}", cwd=bare.path, code=0)
-    assert {path.name for path in bare.path.iterdir()} == {"code", "code.tar.gz", "provenance.json", "resolved.json"}

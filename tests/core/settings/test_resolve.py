@@ -281,10 +281,10 @@ def test_a_path_a_number_and_a_flag_are_no_secrets(tmp_path, value):
     [
         (" \n", "it is empty"),
         ("{", "not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
-        ("{}", "KeyError('schema')"),
+        ("{}", "KeyError('version')"),
         ("[]", "TypeError('list indices must be integers or slices, not str')"),
-        ('{"schema": 2}', "KeyError('model')"),
-        ('{"schema": 2, "model": 3}', "KeyError('batch')"),
+        ('{"version": "0.5.0"}', "KeyError('model')"),
+        ('{"version": "0.5.0", "model": 3}', "KeyError('batch')"),
     ],
 )
 def test_damaged_resolved_json(text: str, words: str) -> None:
@@ -294,11 +294,12 @@ def test_damaged_resolved_json(text: str, words: str) -> None:
     assert (str(fault.value), fault.value.hint) == said
 
 
-def test_resolved_of_another_schema():
+@pytest.mark.parametrize("version", ["9.1", "0.3.4", "0.45.0"])
+def test_resolved_of_another_version(version: str) -> None:
     with pytest.raises(ConfigError) as fault:
-        Resolved.from_json('{"schema": 99, "version": "9.1"}')
-    said = ("resolved.json has schema 99, this version reads 2", "use the version that wrote it: 9.1")
-    assert (str(fault.value), fault.value.hint) == said
+        Resolved.from_json(f'{{"version": "{version}"}}')
+    said = f"resolved.json is of hpc-gpt {version}, this version reads 0.4 and 0.5"
+    assert (str(fault.value), fault.value.hint) == (said, f"use the version that wrote it: {version}")
 
 
 @given(st.text(max_size=30))

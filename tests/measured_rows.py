@@ -1,4 +1,4 @@
-"""The folder of a bench, which hpc-gpt 0.3 wrote: `logs/<name>-bench/<id>/bench.json`, of the form of a race's."""
+"""The folder of rows that were measured, `logs/<name>-bench/<id>/bench.json`, of the form of a race's."""
 
 import json
 from collections.abc import Sequence
