@@ -129,7 +129,7 @@ def test_status_and_top_show_the_pause(tmp_path: Path, monkeypatch: pytest.Monke
     run, now = make_run(logs_dir(), SLURM), time.time()
     made = attempt(run, 0, 0, now - STARTED - 100, "hang", now - STARTED - 20, cause="no step")
     verdict = {"go_on": True, "in_job": True, "attempt_ended": "hang", "cause": "no step", "pause_s": 320.0}
-    write_once(made.folder / "next.json", json.dumps({**verdict, "begin": now + 300, "time": now - 20}))
+    write_once(made.folder / "next.json", json.dumps({**verdict, "begin": now + 309, "time": now - 20}))
     note = "attempt 1 ended as hang: no step; between attempts, 30"
     (status,) = json.loads(in_process("status", run.path, "--json").stdout)["runs"]
     assert (status["state"], note in status["cause"]) == ("running", True)
