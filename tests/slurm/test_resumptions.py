@@ -1,4 +1,4 @@
-"""What job scripts resume, on a real cluster: with torchrun, and after a kill in a save of each writer."""
+"""What job scripts resume, on a real cluster: with torchrun, with each writer of checkpoints, and at the time limit."""
 
 import json
 import re
@@ -89,3 +89,36 @@ def test_a_kill_in_a_save_of_each_writer(launcher: Launcher) -> None:
         assert (first, second.split()[1]) == ("none 0", "10"), (writer, log)
         assert (job.ended(), spans(launcher, job)) == (["error", "done"], [(1, 20), (11, 30)]), writer
         assert "the given checkpoint can be read" in log, writer
+
+
+# Prints a step each tenth of a second, and never loads.
+FORGETFUL = """\
+import time
+for step in range(1, 100000):
+    print(f"step {step} loss {9 - step / 1e5:.3f}", flush=True)
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.long
+def test_two_time_limits_of_a_script_that_never_loads(launcher: Launcher) -> None:
+    place = launcher.place("forgetful") / "run"
+    job = submit(launcher, place, f"srun {sys.executable} -c '{FORGETFUL}'")
+    for attempt in (1, 2, 3):
+        job.wait_step(5, attempt)
+        if attempt > 1:
+            reached = max(job.last_step(earlier) for earlier in range(1, attempt))
+            again = f"attempt {attempt} began at step 1 again, after {reached}: {LOADED_NONE}"
+            assert again in text_of(launcher, "status", job), "while it runs"
+        launcher.cluster.run("scontrol", "update", f"jobid={job.id}", "EndTime=now+5", check=True)
+        ended = job.run.attempt(attempt)
+        job.wait(f"the end of attempt {attempt}", lambda ended=ended: ended.verdict())
+        if ended.verdict()["go_on"]:
+            launcher.cluster.run("scontrol", "update", f"jobid={job.id}", "TimeLimit=9", check=True)
+            job.start_soon()
+    wait_over(job)
+    assert job.ended()[:3] == ["walltime"] * 3
+    why = text_of(launcher, "why", job)
+    assert "no_progress" in why
+    assert again in why
+    assert spans(launcher, job) == [(1, job.last_step(attempt)) for attempt in (1, 2, 3)]
