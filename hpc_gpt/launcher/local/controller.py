@@ -37,9 +37,11 @@ from hpc_gpt.core.runs.requests import is_asked
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.clients import KILL_WAIT_S
 from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.environment import own_job
+from hpc_gpt.launcher.attempts.checkpoint_failures import with_checkpoint_failure
 from hpc_gpt.launcher.attempts.decisions import (
     ShownJob,
     classify,
@@ -285,6 +287,8 @@ def judge_and_note(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool
         last = End(str(end["ended"]), end.get("cause"))
         if is_unspecific := last.ended in UNSPECIFIC:
             last = classify(attempt, "", "")
+            if runs_program(resolved):
+                last = with_checkpoint_failure(run, attempt, last)
         fails = not end.get("requeue") and meaning(last.ended).chain != "stops"
         if end.get("requeue") or (fails and _retries(run, attempt, resolved)):
             wish, job = run.asked_to_end(attempt.job), _job(run, attempt, resolved)

@@ -4,6 +4,7 @@ The supervisor of a program that is not ours uses it. `reader.lines` reads a fin
 """
 
 import collections
+import math
 import re
 import time
 from dataclasses import dataclass
@@ -132,7 +133,8 @@ class LiveLines:
             elif kind == "fact":
                 values = values_of(line, match, rule.pattern)
                 self._plan(values, False)
-                self.loaded = int(float_of(values, "resumed_step") or self.loaded)
+                loaded = float_of(values, "resumed_step")
+                self.loaded = int(loaded) if loaded and math.isfinite(loaded) else self.loaded
             elif self._own_pattern is None and kind in ("step", "progress", "eval"):
                 values = values_of(line, match, rule.pattern)
                 row = row or self._by_dialect(kind, values, rank_of(line))

@@ -173,7 +173,8 @@ ROWS: dict[str, Row] = {
     "arguments of no script": (program(args=("a",)),
      "command.args has arguments for command.script, which is not given | put them into command.run"),
     "values that cannot be": (program(values={"run": 1, "step": 2, "unused": 3, "a-b": 4}),
-     "command.values has run, which hpc-gpt itself fills in\ncommand.values has step, which hpc-gpt itself fills in\n"
+     "command.values has run, which hpc-gpt itself fills in\n"
+     "command.values has step, but no text of [command] uses {step}\n"
      "command.values has unused, but no text of [command] uses {unused}\ncommand.values has 'a-b', which is not "
      "made of letters, digits and _ | give it another name; take it out, or use it"),
     "a folder that is not there": (started(folder="nowhere"),
