@@ -1,4 +1,4 @@
-"""What job scripts resume, on a real cluster: with torchrun, with each writer of checkpoints, and at the time limit."""
+"""Job scripts resume on a real cluster: with torchrun, from each writer's checkpoints, and at the time limit."""
 
 import json
 import re

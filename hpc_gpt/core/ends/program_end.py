@@ -229,9 +229,8 @@ def read_said(attempt: Attempt) -> PrintedEnd:
 def facts_of(attempt: Attempt, code: int, planned: int, printed: PrintedEnd) -> ProgramFacts:
     """The facts of an attempt whose program ended with `code`. `planned`: by the settings, 0 if the log says it."""
     step, has_stepped, spacing = _last_step(attempt)
-    if (
-        not has_stepped and printed.failed is None
-    ):  # a finished training that is started once more may have nothing left to print
+    # A finished training that is started once more may have nothing left to print.
+    if not has_stepped and printed.failed is None:
         step = max(step, printed.loaded, read_stored(attempt.resume).get("step") or 0)
     seconds, at_once = attempt.script_exit().get("seconds"), attempt.at_once.exists()
     return ProgramFacts(

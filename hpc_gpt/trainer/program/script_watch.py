@@ -215,7 +215,7 @@ class ScriptWatch:
         return printed if of_program else replace(printed, failed=end, of_program=True, failed_s=0.0)
 
     def _successors(self, jobs: Sequence[str], data: bytes) -> list[str] | None:
-        """Which of the jobs would train beside a restart. Such a job waits or runs. It runs this script (its file, the
+        """The jobs that would train beside a restart. Such a job waits or runs. It runs this script (its file, the
         run's copy or the spool's), or another script with the same program. None if Slurm does not answer."""
         names = (str(self._run.path / "slurm_script"), str(self._folder / (self._command.script or "slurm_script")))
         programs = programs_of(data.decode(errors="replace"))

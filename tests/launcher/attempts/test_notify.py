@@ -113,7 +113,7 @@ def told_saved(path: Path) -> list[tuple[Any, ...]]:
 
 
 def test_a_checkpoint_is_told_once_over_all_attempts(tmp_path: Path) -> None:
-    """Whoever looks first tells it: what the attempt left to the next one, too. One that is gone is not told."""
+    """The first look at a checkpoint sends its event, also in the next attempt. A removed checkpoint has none."""
     run = run_that_tells(f"cat >>{tmp_path / 'told'}", on=["saved"])
     add_attempt(run, [metrics_line(step, step_s=0.5) for step in range(1, 31)], "error")
     first, second = (add_checkpoint(run, step) for step in (10, 20))
@@ -157,7 +157,7 @@ def test_with_a_full_disk_a_checkpoint_is_told_later(tmp_path: Path) -> None:
 
 
 def test_of_a_programs_checkpoints_the_whole_ones_are_told(tmp_path: Path) -> None:
-    """Two of one step are two; a file that is written anew is told for each step."""
+    """Two checkpoints of one step have two events; a file that is written anew has one for each step."""
     command = {"run": "true", "checkpoints": "{run}/*.pt", "complete": "{checkpoint}.whole"}
     told = {"command": f"cat >>{tmp_path / 'told'}", "on": ["saved"]}
     path = experiment(tmp_path, "saves", command, {"layout": {"gpus": 1}, "notify": told})
