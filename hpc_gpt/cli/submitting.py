@@ -202,7 +202,8 @@ def _resume(name: str, request: Request, from_start: bool, options: SubmitOption
 def _resume_run(run: RunFolder, request: Request, from_start: bool, options: SubmitOptions) -> AnswerParts:
     """Resumes one run."""
     from hpc_gpt.core.runs.branches import reading
-    from hpc_gpt.launcher.resumption import NewRun, choose_resumption
+    from hpc_gpt.launcher.branching import NewRun
+    from hpc_gpt.launcher.resumption import choose_resumption
 
     # No checkpoint is removed until a job, or a note, holds it.
     with contextlib.nullcontext() if options.dry else reading(run):
@@ -240,10 +241,10 @@ def _would_resume(resumption: SameRun, options: SubmitOptions) -> AnswerParts:
 
 def _branch(text: str, request: Request) -> tuple[PreparedRun, Parent | None]:
     """Prepares a new run from a checkpoint of the run that `text` names."""
-    from hpc_gpt.launcher.branching import prepare_branch, split_branch
+    from hpc_gpt.launcher.branching import Way, prepare_new_run, split_branch
 
     name, step = split_branch(text)
-    branch = prepare_branch(find_run(name, logs_folder()), step, _request_for_run(request))
+    branch = prepare_new_run(find_run(name, logs_folder()), _request_for_run(request), Way.BRANCH, step)
     print_lines(branch.notes)
     return branch.prepared, branch.parent
 

@@ -19,20 +19,12 @@ from hpc_gpt.core.errors import ConfigError, RunFolderError, SlurmUnreachable, U
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.gone import gone_notes, refuse_gone
 from hpc_gpt.core.process import Life
-from hpc_gpt.core.runs.branches import ResumptionHold
-from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name, newest_step, unwhole_note
+from hpc_gpt.core.runs.checkpoints import unwhole_note
 from hpc_gpt.core.runs.code_archive import CODE_ARCHIVE
-from hpc_gpt.core.runs.descent import descend
 from hpc_gpt.core.runs.heartbeats import gpus_of
 from hpc_gpt.core.runs.lineage import (
-    Parent,
     ResumePoint,
-    branched_at,
-    checkpoint_sources,
-    find_ancestors,
-    parent_of,
     resume_point,
-    saved_steps,
 )
 from hpc_gpt.core.runs.lock import RunLocked, check_free, holder, remove_gone
 from hpc_gpt.core.runs.provenance import check_weights_of, has_gpus
@@ -40,18 +32,16 @@ from hpc_gpt.core.runs.race import measured, read_visits
 from hpc_gpt.core.runs.run_folder import PREDICTED, RunFolder, check_own
 from hpc_gpt.core.runs.script_variables import describe_changes
 from hpc_gpt.core.runs.stored import read_stored
-from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile
+from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.settings.schedule import decay_steps_of, describe_schedule, first_difference, learning_rate
 from hpc_gpt.core.settings.stored import experiment_tables
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.start_check import check_reachable
+from hpc_gpt.launcher.branching import NewRun, Way, changed_length, done_fault, prepare_new_run, profile_of
 from hpc_gpt.launcher.changes import change_notes
-from hpc_gpt.launcher.decide import make_run, predict_run
-from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.request import Request
 from hpc_gpt.launcher.submission import SubmittedRun, check_inputs, check_shared_checkpoints, start_run
-from hpc_gpt.launcher.until import ForecastInputs, Until, forecast_chain, length_settings, wants_forecast
+from hpc_gpt.launcher.until import ForecastInputs, Until, forecast_chain, wants_forecast
 from hpc_gpt.launcher.watch.status import NO_ANSWER, ask_own_status, await_lost, read_own_status
 from hpc_gpt.planner.prediction import Prediction
 
@@ -62,15 +52,6 @@ if TYPE_CHECKING:
 _OPTIONS_ON_RESUME = ("job.time", "job.partition", "job.account", "job.qos", "job.exclude")
 # Seconds: more than the controller takes on a busy machine to end after its attempt.
 _LEAVING_S = 20.0
-
-
-@dataclass(frozen=True)
-class NewRun:
-    """A resumption as a new run: from the checkpoint of `parent`, or from step 0 without one."""
-
-    prepared: PreparedRun
-    parent: Parent | None
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -105,17 +86,18 @@ def choose_resumption(run: RunFolder, request: Request, from_start: bool, dry: b
     settings = run.resolved()
     refuse_gone(settings.gone, f"run {run.run_id}")
     chosen = _choose(run, settings, request, from_start, dry)
+    if isinstance(chosen, NewRun):
+        return chosen
     # On this machine no code of the run's supervises it.
-    of_slurm = isinstance(chosen, SameRun) and settings.cluster.scheduler == "slurm"
-    notes = gone_notes(settings.gone, own_code=of_slurm and (run.path / CODE_ARCHIVE).exists())
-    return replace(chosen, notes=(*notes, *chosen.notes))
+    own_code = settings.cluster.scheduler == "slurm" and (run.path / CODE_ARCHIVE).exists()
+    return replace(chosen, notes=(*gone_notes(settings.gone, own_code), *chosen.notes))
 
 
 def _choose(run: RunFolder, settings: Resolved, request: Request, from_start: bool, dry: bool) -> NewRun | SameRun:
     assert request.until is not None
     if settings.script is not None:
         return _script_resumption(run, request, from_start, dry)
-    profile = profile_of(settings, request)
+    profile = profile_of(request)
     changed = from_start or request.template or changed_length(settings, request.until, request.given)
     if not changed and _changes_nothing(settings, request.given, profile):
         return _same_resumption(run, request, dry)
@@ -124,14 +106,8 @@ def _choose(run: RunFolder, settings: Resolved, request: Request, from_start: bo
             f"{run.run_id} is a race, which resumes as it is",
             "submit another --race; report RACE prints how to train with its winner",
         )
-    prepared, parent = prepare_resumption(run, request, profile, from_start, dry)
-    action = f"resumes {parent.run} after step {parent.step}" if parent else f"trains {run.run_id} again from step 0"
-    return NewRun(prepared, parent, (*prepared.notes, f"{action}, as {prepared.resolved.layout}"))
-
-
-def profile_of(settings: Resolved, request: Request) -> ClusterProfile | None:
-    """The profile of a new run that continues one with these settings; None for its own."""
-    return load_profile(request.cluster) if request.cluster is not None else None
+    check_not_live(run, request.force, dry)
+    return prepare_new_run(run, request, Way.AGAIN if from_start else Way.RESUME)
 
 
 def _script_resumption(run: RunFolder, request: Request, from_start: bool, dry: bool) -> SameRun:
@@ -217,129 +193,6 @@ def _not_known(run: RunFolder, job_id: str, why: str) -> SlurmUnreachable:
     )
 
 
-def check_unfinished(run: RunFolder, resolved: Resolved | None = None, reached: int = 0) -> None:
-    """Raises ConfigError if the job would end at once: the run is done, or `resolved`, the settings of a run that is to
-    resume from it after step `reached`, has no further steps."""
-    before = run.resolved().train
-    if resolved is not None and resolved.train.steps > reached:
-        return
-    if resolved is not None and resolved.train.steps != before.steps:
-        raise ConfigError(
-            f"train.steps is {resolved.train.steps}, but the newest checkpoint is from step {reached}: the job would "
-            "end at once",
-            f"give more than {counted(reached, 'step')}",
-        )
-    last = done_by(run.attempts())
-    if last is None and resolved is None:
-        return
-    cause = last.ended().get("cause") if last is not None else None
-    trained = [attempt.ended().get("step") or 0 for attempt in run.attempts()]
-    by_steps = not cause or max(trained, default=0) >= before.steps
-    why = f"it has trained its {counted(before.steps, 'step')}" if by_steps else cause
-    if not before.steps:
-        raise ConfigError(f"run {run.run_id} is done: its program has ended", "submit a new run")
-    options = [f"--until steps={2 * before.steps}", f"--set train.steps={2 * before.steps}"]
-    flat = [step for step in saved_steps(run) if step <= before.steps - decay_steps_of(before)]
-    if by_steps and before.decay == "wsd" and flat:  # it has decayed
-        options = [f"hpc-gpt submit --branch {run.run_id}@{flat[-1]} --until steps={2 * before.steps}"]
-    if not by_steps:
-        options = [f"--set train.minutes={before.minutes:g}"] if before.minutes is not None else []
-        options += [f"--until loss={0.9 * before.until_loss:.4g}"] if before.until_loss is not None else []
-    hint = f"to train on, as a new run: {', or '.join(options)}" if options else "submit a new run"
-    marked = any(newest_step(source) for source in (run, *find_ancestors(run)))
-    if not marked:
-        hint = "it has no checkpoint to resume from: submit a new run that trains further"
-    raise ConfigError(f"run {run.run_id} is done: {why}; its job would end at once", hint)
-
-
-def _check_rates(run: RunFolder, settings: Resolved, resolved: Resolved, reached: int) -> None:
-    """Raises ConfigError if the new wsd schedule would have had another rate in a step that `run` has trained."""
-    if resolved.train.decay != "wsd":
-        return
-    step = first_difference(settings.train, resolved.train, range(branched_at(run), reached))
-    if step is None:
-        return
-    steps = [saved for saved in saved_steps(run) if saved <= step]
-    raise ConfigError(
-        f"step {step + 1} of run {run.run_id} was trained at a rate of {learning_rate(settings.train, step):.4g}, but "
-        f"the new schedule has {learning_rate(resolved.train, step):.4g} there: the run's schedule is "
-        f"{describe_schedule(settings.train)}; the new one is {describe_schedule(resolved.train)}",
-        f"hpc-gpt submit --branch {run.run_id}@{max(steps, default=reached)} --set train.steps={resolved.train.steps} "
-        f"begins {'before that step' if steps else 'after the decay: no earlier checkpoint is left'}",
-    )
-
-
-def prepare_resumption(
-    run: RunFolder,
-    request: Request,
-    profile: ClusterProfile | None = None,
-    from_start: bool = False,
-    dry: bool = False,
-) -> tuple[PreparedRun, Parent | None]:
-    """A new run that resumes from `run` with the keys that the request gives; `profile` None keeps its profile.
-
-    `from_start`: it begins at step 0, without a parent. Raises RunFolderError as `check_not_live` does; LayoutError or
-    ConfigError if it cannot resume with these settings.
-    """
-    changes, until = request.given, request.until or Until()
-    check_not_live(run, request.force, dry)
-    settings = run.resolved()
-    parent, point = (None, ResumePoint(0)) if from_start else parent_of(run)
-    length = changed_length(settings, until, changes)
-    resolved = descend(settings, changes, profile or settings.cluster, point.step, length)
-    title = f"Trains run {run.run_id} again from step 0."
-    if parent is not None:
-        check_unfinished(run, resolved, point.step)
-        _check_rates(run, settings, resolved, point.step)
-        title = f"Resumes run {run.run_id} after step {point.step}."
-    notes = [*(f"note: {note}" for note in point.notes), *until.notes(resolved.batch, resolved.model.seq)]
-    if parent is None:
-        try:
-            check_weights_of(run.path, resolved)
-        except ConfigError as fault:
-            notes.append(f"note: {fault}; the new run begins from the weights that are there now")
-    steps, before = resolved.train.steps, settings.train.steps
-    if point.step and steps != before and (fall := resolved.train.decay) in ("cosine", "linear"):
-        notes.append(
-            f"note: the learning rate falls ({fall}) to the end of {before} steps until step {point.step}, and of "
-            f"{steps} steps after it: no unbroken run of either length has this rate"
-        )
-    inputs = ForecastInputs(until, request.past, "job.signal_lead_s" in changes, run, point.step)
-    hold = None
-    if parent is not None:
-        name = checkpoint_folder_name(point.step)
-        owners = [source for source, _ in checkpoint_sources(run) if (source.checkpoints / name).is_dir()]
-        hold = ResumptionHold(owners[0], point.step, lambda: False) if owners else None
-    fields = {"notes": notes, "data_beside": run.data_beside, "hold": hold}
-    return prepare_child(run, resolved, title, inputs, profile, request, **fields), parent
-
-
-def prepare_child(
-    run: RunFolder,
-    resolved: Resolved,
-    title: str,
-    inputs: ForecastInputs,
-    profile: ClusterProfile | None,
-    request: Request,
-    **others: Any,
-) -> PreparedRun:
-    """A new run with settings that descend from those of `run`. `others` are further fields of a PreparedRun; the other
-    parameters are as in `prepare_resumption`."""
-    planner = profile or run.resolved().cluster
-    if profile is None:
-        with contextlib.suppress(UserError):  # the present one has the planner's keys, which a run does not store
-            planner = load_profile(planner.name, of_a_run=True)
-    inputs = replace(inputs, data_from=resolved.data_from)
-    prediction = predict_run(resolved, planner, refuse=not request.force)
-    return make_run(resolved, prediction, title=title, template=request.template, inputs=inputs, **others)
-
-
-def changed_length(settings: Resolved, until: Until, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of [train] that `until` changes in a run that resumes. Raises ConfigError."""
-    length = length_settings(until, settings, changes)
-    return {key: value for key, value in length.items() if value != getattr(settings.train, key)}
-
-
 def _changes_nothing(settings: Resolved, changes: Mapping[str, Any], profile: ClusterProfile | None) -> bool:
     """Whether a run that resumes with `changes` is the same run; `profile` is its new cluster's, None for its own."""
     if profile is not None and profile.of_a_run != settings.cluster:
@@ -380,7 +233,8 @@ def check_resumption(run: RunFolder, dry: bool = False, force: bool = False) -> 
         check_shared_checkpoints(resolved, run.path.parents[1], run)
     if not run.job_script.is_file():
         raise ConfigError(f"{run.path} has no job.sh", "the run folder is damaged; submit the experiment again")
-    check_unfinished(run)
+    if done_by(run.attempts()) is not None:
+        raise done_fault(run)
     point = resume_point(run)
     if resolved.cluster.scheduler == "slurm" and not dry:
         check_reachable(keep=True)

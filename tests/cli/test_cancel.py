@@ -13,7 +13,8 @@ from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import logs_dir
 from hpc_gpt.launcher.local import queue
 from hpc_gpt.launcher.request import Request
-from hpc_gpt.launcher.resumption import check_resumption, prepare_resumption
+from hpc_gpt.launcher.resumption import check_resumption, choose_resumption
+from hpc_gpt.launcher.until import Until
 from hpc_gpt.launcher.watch import control
 from hpc_gpt.launcher.watch.control import cancel_run
 from tests.cli.command import in_process
@@ -23,7 +24,8 @@ from tests.waiting import LIMIT_S
 
 def resume_elsewhere(run):
     """With another setting, as a new run."""
-    return prepare_resumption(run, Request("", None, None, {}, given={"train.log_every": 1}))
+    request = Request("", None, None, {}, given={"train.log_every": 1}, until=Until())
+    return choose_resumption(run, request, from_start=False, dry=False)
 
 
 def test_a_local_run_elsewhere_is_neither_ended_nor_begun():

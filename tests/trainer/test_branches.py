@@ -13,9 +13,8 @@ import torch
 from hpc_gpt.core.runs.checkpoints import list_complete
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import Engine
-from hpc_gpt.launcher.branching import prepare_branch
+from hpc_gpt.launcher.branching import Way, prepare_new_run
 from hpc_gpt.launcher.request import Request
-from hpc_gpt.launcher.resumption import prepare_resumption
 from hpc_gpt.launcher.submission import write_run
 from hpc_gpt.launcher.until import Until
 from hpc_gpt.trainer.engines.protocol import read_weights
@@ -41,7 +40,8 @@ DDP = Engine(name="ddp")
 def branched(run: RunFolder, step: int | None, steps: int, **changes: Any) -> RunFolder:
     """The folder of a branch that is to train up to `steps`, beside its parent's."""
     keys = {key.replace("__", "."): value for key, value in changes.items()}
-    branch = prepare_branch(run, step, Request("", None, None, {}, given=keys, until=Until(steps=steps)))
+    request = Request("", None, None, {}, given=keys, until=Until(steps=steps))
+    branch = prepare_new_run(run, request, Way.BRANCH, step)
     return write_run(branch.prepared, run.path.parent.parent, {}, parent=branch.parent)
 
 
@@ -132,8 +132,8 @@ def test_other_data_begin_at_their_first_sample_once(tmp_path, tokens, other_tok
     shutil.rmtree(other.checkpoints / "step-00000008")
     trained(other)
     assert losses(other)[4:] == losses(second)[2:4]
-    further, parent = prepare_resumption(other, Request("", None, None, {}, until=Until(steps=10)))
-    assert losses(trained(write_run(further, tmp_path, {}, parent=parent))) == losses(second)[4:]
+    further = prepare_new_run(other, Request("", None, None, {}, until=Until(steps=10)), Way.RESUME)
+    assert losses(trained(write_run(further.prepared, tmp_path, {}, parent=further.parent))) == losses(second)[4:]
     # Data once more others are new to it.
     assert losses(trained(branched(other, 6, 8, data__path=paths[0]))) == losses(first)[:2]
 

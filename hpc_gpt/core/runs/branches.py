@@ -163,12 +163,3 @@ class CheckpointHold:
             shutil.rmtree(aside, ignore_errors=True)
             return str(fault.strerror)
         return ""
-
-
-class ResumptionHold(CheckpointHold):
-    """Keeps a checkpoint for a new run that resumes from a run that has ended. Only `hpc-gpt clean` might remove that
-    checkpoint, so if the folder cannot be written, the note is left out."""
-
-    def place(self, folder: Path) -> None:
-        """Notes the new run."""
-        self._reserve(folder)

@@ -124,31 +124,21 @@ def resume_point(run: RunFolder, only: int | None = None) -> ResumePoint | None:
     )
 
 
-def parent_of(run: RunFolder) -> tuple[Parent, ResumePoint]:
-    """Returns (`run` as a parent, the checkpoint from which its child resumes). ConfigError if neither it nor one of
-    its ancestors has a sound checkpoint."""
-    point = resume_point(run)
-    if point is None:
-        raise ConfigError(
-            f"run {run.run_id} has no checkpoint to resume from", "submit a new run, with train.save_every set"
-        )
-    return Parent(run.run_id, str(run.path), point.step), point
-
-
-def branch_of(run: RunFolder, step: int | None) -> tuple[Parent, ResumePoint]:
-    """Returns (`run` as the parent of a branch, the checkpoint from which the branch resumes): that of `step`, or
-    the newest if `step` is None. ConfigError without a sound checkpoint of that step."""
+def parent_of(run: RunFolder, branch: bool = False, step: int | None = None) -> tuple[Parent, ResumePoint]:
+    """Returns (`run` as a parent, the checkpoint from which its child begins): that of `step`, or the newest if `step`
+    is None. ConfigError if neither it nor one of its ancestors has such a sound checkpoint."""
     point = resume_point(run, step)
     if point is None:
         steps = saved_steps(run)
-        what = f"of step {step}" if step is not None else "to branch from"
+        what = f"of step {step}" if step is not None else "to branch from" if branch else "to resume from"
         existing = f"; it has checkpoints of steps {some(list(map(str, steps)), 8)}" if steps else ""
         near = min(steps, key=lambda saved: abs(saved - (step or 0)), default=None)
-        raise ConfigError(
-            f"run {run.run_id} has no checkpoint {what}{existing}",
-            "hpc-gpt save makes one while the run trains" if near is None else f"--branch {run.run_id}@{near}",
+        makes = (
+            "hpc-gpt save makes one while the run trains" if branch else "submit a new run, with train.save_every set"
         )
-    return Parent(run.run_id, str(run.path), point.step, branch=True), point
+        hint = makes if near is None else f"--branch {run.run_id}@{near}"
+        raise ConfigError(f"run {run.run_id} has no checkpoint {what}{existing}", hint)
+    return Parent(run.run_id, str(run.path), point.step, branch), point
 
 
 def saved_steps(run: RunFolder) -> list[int]:

@@ -15,7 +15,7 @@ from hpc_gpt.core.files import write_once
 from hpc_gpt.core.runs import branches
 from hpc_gpt.core.runs.branches import CheckpointHold, reserved_steps
 from hpc_gpt.core.runs.checkpoints import newest_sound
-from hpc_gpt.core.runs.lineage import Parent, branch_of, branched_at, checkpoint_sources, resume_point, saved_steps
+from hpc_gpt.core.runs.lineage import Parent, branched_at, checkpoint_sources, parent_of, resume_point, saved_steps
 from hpc_gpt.core.runs.lock import process_holder, text_of
 from hpc_gpt.core.runs.retention import Removal, Retention
 from hpc_gpt.core.runs.run_folder import RESUMED_FROM, RunFolder, create_run
@@ -63,7 +63,7 @@ def test_a_run_that_resumes_a_branch_goes_back_no_further(tmp_path, first):
 def test_the_checkpoint_of_a_step_may_be_an_ancestors(tmp_path, first):
     resumed = begun_from(tmp_path, first, 8, step_16=True)
     assert saved_steps(resumed) == [4, 8, 16], "12 is of another run, which went on"
-    assert [branch_of(resumed, step)[1].step for step in (None, 4, 16)] == [16, 4, 16]
+    assert [parent_of(resumed, True, step)[1].step for step in (None, 4, 16)] == [16, 4, 16]
     # Of a branch only the step that it begins from: what was before is its parent's.
     own = begun_from(tmp_path, first, 8, branch=True, step_10=True)
     assert saved_steps(own) == [8, 10]
@@ -76,14 +76,14 @@ def test_the_checkpoint_of_a_step_may_be_an_ancestors(tmp_path, first):
 def test_a_step_without_a_sound_checkpoint_is_named_with_others(tmp_path, first):
     words = "has no checkpoint of step 7; it has checkpoints of steps 4, 8, 12"
     with pytest.raises(ConfigError, match=words) as refused:
-        branch_of(first, 7)
+        parent_of(first, True, 7)
     assert refused.value.hint == f"--branch {first.run_id}@8"
     with pytest.raises(ConfigError, match=r"has no checkpoint to branch from$"):
-        branch_of(begun_from(tmp_path, None), None)
+        parent_of(begun_from(tmp_path, None), True, None)
     damaged = begun_from(tmp_path, None, step_4=True, step_8=False)
     with pytest.raises(ConfigError, match="step-00000008: weights has 300 bytes, not 700"):
-        branch_of(damaged, 8)
-    assert branch_of(damaged, None)[0] == Parent(damaged.run_id, str(damaged.path), 4, branch=True)
+        parent_of(damaged, True, 8)
+    assert parent_of(damaged, True, None)[0] == Parent(damaged.run_id, str(damaged.path), 4, branch=True)
 
 
 def test_retention_spares_it_until_the_branch_has_its_own(tmp_path, first):

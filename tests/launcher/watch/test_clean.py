@@ -13,7 +13,7 @@ import pytest
 
 from hpc_gpt.core.files import logs_dir, write_once
 from hpc_gpt.core.runs import lock
-from hpc_gpt.core.runs.branches import ResumptionHold, is_read, reading, reserved_steps
+from hpc_gpt.core.runs.branches import CheckpointHold, is_read, reading, reserved_steps
 from hpc_gpt.core.runs.lineage import Parent
 from hpc_gpt.core.runs.retention import rename_to_delete
 from hpc_gpt.core.runs.run_folder import RESUMED_FROM, RunFolder
@@ -21,8 +21,8 @@ from hpc_gpt.core.runs.work_archive import take_work, unpack_work
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
+from hpc_gpt.launcher.branching import Way, prepare_new_run
 from hpc_gpt.launcher.request import Request
-from hpc_gpt.launcher.resumption import prepare_resumption
 from tests.cli.command import as_nobody, error_of, in_process
 from tests.made_runs import (
     add_attempt,
@@ -123,7 +123,7 @@ def test_what_another_run_began_from_stays_while_it_needs_it(tmp_path):
     for child, step, is_branch in ((branch, 10, True), (resumed, 30, False)):  # without a note in the other's folder
         write_once(child.path / RESUMED_FROM, json.dumps(Parent(run.run_id, str(run.path), step, is_branch).note))
     elsewhere = make_run(tmp_path / "other-logs")  # which no list of this folder has
-    ResumptionHold(run, 20, lambda: False).place(elsewhere.path)
+    CheckpointHold(run, 20, lambda: False).place(elsewhere.path)
     found = cleaned(run.path, "--keep", "none", "--yes")
     assert set(why_of(found, run).values()) == {"a run that began from it has none of its own yet"}
     assert steps_of(run) == [10, 20, 30]
@@ -150,7 +150,8 @@ def test_what_is_read_stays():
 
 def test_a_run_that_resumes_leaves_a_note_in_the_one_it_needs():
     run = ended_run(10, 20)
-    prepared, _ = prepare_resumption(run, Request("", None, None, {}, given={"train.log_every": 1}))
+    request = Request("", None, None, {}, given={"train.log_every": 1})
+    prepared = prepare_new_run(run, request, Way.RESUME).prepared
     child = make_run(logs_dir())
     prepared.hold.place(child.path)
     assert reserved_steps(run.path) == {20}
