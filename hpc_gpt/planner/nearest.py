@@ -140,7 +140,7 @@ def check_possible(question: Question, experiment: Experiment, profile: ClusterP
     reasons = list(dict.fromkeys(reason or NO_ENGINE for _, reason in layouts))
     if not layouts:
         reasons = [f"{' x '.join(fixed)} does not divide {question.gpus}"]
-    hint = _nearest(question, fixed, reasons)
+    hint = _near_options(question, fixed, reasons)
     if reasons == [TP_SPANS]:
         hint += ", or --allow-tp-across-nodes to accept the slow links"
     raise LayoutError(
@@ -148,16 +148,17 @@ def check_possible(question: Question, experiment: Experiment, profile: ClusterP
     )
 
 
-def _nearest(question: Question, fixed: Mapping[str, int], reasons: Sequence[str]) -> str:
-    """The hint: a near degree of a fixed axis, a near batch, or other numbers of GPUs."""
+def _near_options(question: Question, fixed: Mapping[str, int], reasons: Sequence[str]) -> str:
+    """The options of a near question that some layout answers: a near batch, near degrees of a fixed axis, or other
+    numbers of GPUs."""
     if reasons == [DIVIDES_NO_BATCH] and question.global_batch is not None:
         sizes = near_batches(question.global_batch, fixed.get("dp", question.gpus))
         return f"use --gbs {' or '.join(map(str, sizes))}" if sizes else "leave --tp, --pp, --dp and the batch open"
-    near = {axis: " or ".join(map(str, near_degrees(question, axis))) for axis in fixed}
-    options = [f"--{axis} {degrees}" for axis, degrees in near.items() if degrees]
-    if counts := working_counts(question):
-        options.append(f"--gpus {' or '.join(map(str, counts))}")
-    return f"use {', or '.join(options)}" if options else "leave --tp, --pp, --dp and the batch open"
+    for axis in fixed:
+        if degrees := near_degrees(question, axis):
+            return f"use --{axis} {' or '.join(map(str, degrees))}"
+    counts = working_counts(question)
+    return f"use --gpus {' or '.join(map(str, counts))}" if counts else "leave --tp, --pp, --dp and the batch open"
 
 
 def working_counts(question: Question) -> list[int]:

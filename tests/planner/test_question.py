@@ -76,7 +76,7 @@ def test_what_is_said_to_work_works_and_what_is_not_does_not():
         check_possible(question, asked, PROFILE, "it")
     counts = working_counts(question)
     assert counts == [8, 16, 32]
-    assert refusal.value.hint == "use --pp 7 or 14 or 28, or --gpus 8 or 16 or 32"
+    assert refusal.value.hint == "use --pp 7 or 14 or 28"
     for pp in (7, 14, 28):
         works = replace(asked, layout=replace(asked.layout, pp=pp))
         check_possible(question_of(works, PROFILE, {"layout.pp"}), works, PROFILE, "it")

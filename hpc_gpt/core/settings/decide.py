@@ -140,7 +140,7 @@ def _decide_layout(
     GPUs.
 
     A model below SMALL parameters, or an engine without a pipeline, splits over tp only if that is requested. `hints`:
-    a refusal names layouts that would run.
+    a refusal names a layout that would run.
     """
     per_node, gpus = profile.gpus_per_node, request.gpus
     pp, cp = request.pp or 1, request.cp or 1
@@ -180,8 +180,8 @@ def _decide_layout(
             check_nodes(layout, request.nodes, per_node, allow_tp_across_nodes=True)
         check_gpus(layout, gpus)
     except LayoutError as fault:
-        nearest = _nearest(request, engine, shape, profile, layout, gpus) if hints else ""
-        raise LayoutError(str(fault), f"use {nearest}" if nearest else fault.hint) from None
+        near = _near_options(request, engine, shape, profile, layout, gpus) if hints else ""
+        raise LayoutError(str(fault), f"use {near}" if near else fault.hint) from None
     nodes = request.nodes or nodes_for(gpus, per_node)
     if gpus % nodes:
         raise LayoutError(
@@ -196,50 +196,46 @@ def _decide_layout(
     return layout, nodes
 
 
-def _nearest(
+def _near_options(
     request: LayoutRequest, engine: Engine, shape: ModelShape, profile: ClusterProfile, layout: Layout, gpus: int
 ) -> str:
-    """A hint for a `layout` that does not use exactly these GPUs: the number that it needs, and the nearest layouts of
-    these GPUs, each tried; for a tp above a node's GPUs a tp within a node, or the option that allows it."""
-
-    def changed(**changes: Any) -> Layout | None:
+    """The options of the nearest layout that can run in place of one that does not use exactly these GPUs: another tp
+    for a tp above a node's GPUs, else another dp or pp, the GPUs that it needs, or a smaller one. Empty if none can."""
+    per_node = profile.gpus_per_node
+    is_across = request.tp is not None and not request.allow_tp_across_nodes and bool(per_node % request.tp)
+    changes: list[dict[str, Any]] = []
+    if is_across:
+        others, tp = (request.pp or 1) * layout.cp, None
+        if engine_named(engine.name).splits("pp") and gpus % others == 0:  # here a small model is split, too
+            tp = default_tp(gpus, per_node, shape, others)
+        changes.append({"tp": tp})
+    allowed = {"allow_tp_across_nodes": True} if is_across else {}
+    for axis in ("dp", "pp"):
+        size, rest = divmod(gpus, layout.gpus // getattr(layout, axis))
+        changes += [] if rest else [{axis: size, **allowed}]
+    if request.nodes is not None and request.gpus is None:
+        changes.append({"nodes": -(-layout.gpus // per_node), **allowed})
+    else:
+        changes.append({"gpus": layout.gpus, **allowed})
+    if not is_across:
+        changes += [{"tp": None}, {"pp": None}, {"tp": None, "pp": None}]
+        changes += [{"tp": None, "pp": None, "dp": None}, {"tp": None, "pp": gpus, "dp": None}]
+    for change in changes:
         try:
-            tried, _ = _decide_layout(replace(request, **changes), engine, shape, profile, hints=False)
+            tried, nodes = _decide_layout(replace(request, **change), engine, shape, profile, hints=False)
             check_split(shape, tried)
             if request.global_batch is not None:
                 solve_batch(tried.dp, request.micro_batch, request.micro_batches, request.global_batch)
         except LayoutError:
-            return None
-        return tried
-
-    across = request.tp is not None and not request.allow_tp_across_nodes and bool(profile.gpus_per_node % request.tp)
-    allowed, how = {"allow_tp_across_nodes": True} if across else {}, " with --allow-tp-across-nodes" if across else ""
-    options = []
-    if across:
-        others, tp = (request.pp or 1) * layout.cp, None
-        if engine_named(engine.name).splits("pp") and gpus % others == 0:  # here a small model is split, too
-            tp = default_tp(gpus, profile.gpus_per_node, shape, others)
-        options = [f"--tp {tried.tp} ({tried})"] if (tried := changed(tp=tp)) else []
-    elif request.gpus is not None:
-        options = [f"--gpus {layout.gpus}"] if changed(gpus=layout.gpus) else []
-    elif request.nodes is not None and changed(nodes=(nodes := -(-layout.gpus // profile.gpus_per_node))):
-        options = [f"--nodes {nodes}"]
-    for axis in ("dp", "pp"):
-        others = layout.gpus // getattr(layout, axis)
-        if gpus % others == 0 and (tried := changed(**{axis: gpus // others}, **allowed)):
-            of_tp = f"--tp {tried.tp} " if across else ""
-            options.append(f"{of_tp}--{axis} {getattr(tried, axis)} ({tried}){how}")
-            break
-    else:
-        smaller: list[dict[str, Any]] = [{"tp": None}, {"pp": None}, {"tp": None, "pp": None}]
-        smaller += [{"tp": None, "pp": None, "dp": None}, {"tp": None, "pp": gpus, "dp": None}]
-        for changes in smaller if not across else ():
-            if tried := changed(**changes):
-                options.append(f"{' '.join(f'--{axis} {getattr(tried, axis)}' for axis in changes)} ({tried})")
-                break
-    if across and not options and changed(gpus=layout.gpus, nodes=None, **allowed):
-        options.append(f"--gpus {layout.gpus}{how}")
-    return ", or ".join(options) or (f"a tp that divides {min(profile.gpus_per_node, gpus)}" if across else "")
+            continue
+        if "gpus" in change:
+            options = [f"--gpus {tried.gpus}"]
+        else:
+            sizes = {**tried.table(), "nodes": nodes}
+            options = [f"--{name} {sizes[name]}" for name in change if name in sizes]
+        options += ["--allow-tp-across-nodes"] if "allow_tp_across_nodes" in change else []
+        return f"{' '.join(options)} ({tried})"
+    return f"a tp that divides {min(per_node, gpus)}" if is_across else ""
 
 
 def job_over_profile(experiment: Experiment, profile: ClusterProfile, of_a_script: bool = False) -> Job:

@@ -3,7 +3,7 @@ global_batch = micro_batch x micro_batches x dp."""
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from hpc_gpt.core.errors import LayoutError, check_sizes
@@ -157,7 +157,7 @@ def check_gpus(layout: Layout, gpus: int) -> None:
         product = " x ".join(str(getattr(layout, axis)) for axis in AXES if axis != "cp" or layout.cp > 1)
         raise LayoutError(
             f"layout {layout} needs {counted(layout.gpus, 'GPU')} ({product} = {layout.gpus}), but there are {gpus}",
-            f"use --gpus {layout.gpus}{_fitting(layout, gpus)}",
+            f"use --gpus {layout.gpus}",
         )
 
 
@@ -188,7 +188,7 @@ def check_nodes(layout: Layout, nodes: int, gpus_per_node: int, allow_tp_across_
         raise LayoutError(
             f"layout {layout} needs {layout.gpus} GPUs, but {counted(nodes, 'node')} of "
             f"{counted(gpus_per_node, 'GPU')} {'gives' if nodes == 1 else 'give'} {nodes * gpus_per_node}",
-            f"use --nodes {enough}{_fitting(layout, nodes * gpus_per_node)}",
+            f"use --nodes {enough}",
         )
     per_node = min(gpus_per_node, -(-layout.gpus // nodes))
     if per_node % layout.tp and not allow_tp_across_nodes:
@@ -196,15 +196,6 @@ def check_nodes(layout: Layout, nodes: int, gpus_per_node: int, allow_tp_across_
             f"tp {layout.tp} does not divide the {per_node} ranks of a node: a tensor-parallel group would span nodes",
             f"use a tp that divides {per_node}, or --allow-tp-across-nodes to accept the slow links",
         )
-
-
-def _fitting(layout: Layout, gpus: int) -> str:
-    """A second hint: the same layout with another dp or pp that uses exactly these GPUs; empty if there is none."""
-    for axis in ("dp", "pp"):
-        others = layout.gpus // getattr(layout, axis)
-        if gpus % others == 0:
-            return f", or {replace(layout, **{axis: gpus // others})}"
-    return ""
 
 
 @dataclass(frozen=True)
