@@ -95,7 +95,7 @@ def prepare_new_run(run: RunFolder, request: Request, way: Way, step: int | None
             planner = load_profile(planner.name, of_a_run=True)
     prediction = predict_run(resolved, planner, refuse=not request.force)
     lead_is_given = "job.signal_lead_s" in given
-    inputs = ForecastInputs(until, request.past, lead_is_given, run, point.step, data_from=resolved.data_from)
+    inputs = ForecastInputs(until, request.past, lead_is_given, point.step, data_from=resolved.data_from)
     did = f"{way.value} {run.run_id} after step {point.step}"
     did = f"trains {run.run_id} again from step 0" if parent is None else did
     prepared = make_run(

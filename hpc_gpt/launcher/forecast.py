@@ -1,4 +1,4 @@
-"""Forecast the jobs, GPU-hours and days of a training, each figure with its source; refuse a training that cannot end.
+"""Forecast the jobs, GPU-hours and days of a training; refuse a training that cannot end.
 
 A job of the chain starts, loads, trains until the signal comes `lead_s` before its time limit, and saves; the next job
 resumes from there. Waits in the queue are not counted.
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 LEAVE_S = 15.0
 # The rate at which a job writes to a shared disk, if no save was measured. Sites differ widely.
 ASSUMED_GB_S = 1.0
-# The relative error of an estimate from another layout.
-_GUESS_BAND = 0.5
 # The most jobs of a singleton chain that are submitted at once; the last one submits the next.
 _MOST_AT_ONCE = 50
 
@@ -41,7 +39,6 @@ class Pace:
 
     `hold_s` are the seconds for which a save delays training: fewer than `save_s` if it is written in the background,
     None for all of them. `save_every` and `eval_every` are the steps between two saves or evaluations, 0 for never.
-    `lost` is the share of the time that failures cost.
     `step_s` is above 0, the others are not negative.
     """
 
@@ -52,14 +49,13 @@ class Pace:
     save_every: int = 0
     eval_every: int = 0
     hold_s: float | None = None
-    lost: float = 0.0
 
     def train_s(self, steps: int) -> float:
-        """Seconds of so many steps, with their share of the saves, the evaluations, and what failures cost."""
+        """Seconds of so many steps, with their share of the saves and the evaluations."""
         held_s = self.save_s if self.hold_s is None else self.hold_s
         saves = held_s / self.save_every if self.save_every else 0.0
         evaluations = self.eval_s / self.eval_every if self.eval_every else 0.0
-        return steps * (self.step_s + saves + evaluations) / (1 - self.lost)
+        return steps * (self.step_s + saves + evaluations)
 
 
 @dataclass(frozen=True)
@@ -116,14 +112,13 @@ def chain_length(steps: int, pace: Pace, gpus: int, walltime_s: float | None, le
 class ForecastFacts:
     """The figures that a forecast uses besides the settings of the run.
 
-    `alike` was measured with the same settings, `parent` in the run from which this one resumes, after step `done`.
-    `predicted` is predicted.json's `step`; `no_prediction` says why there is none. `spent` are the GPU-hours of the
-    run's earlier attempts.
+    `done`: the step of the checkpoint from which it resumes. `alike` is the newest run with the same settings;
+    `predicted` is predicted.json's `step`, for a run without one, and `no_prediction` says why there is none. `spent`
+    are the GPU-hours of the run's earlier attempts.
     """
 
     done: int = 0
     alike: MeasuredRun | None = None
-    parent: MeasuredRun | None = None
     predicted: Mapping[str, Any] | None = None
     no_prediction: str = ""
     spent: float = 0.0
@@ -133,8 +128,9 @@ class ForecastFacts:
 class Forecast:
     """The forecast of a run's job chain.
 
-    `texts` are for the user; the first is the summary. `jobs` is the number to submit at once in a singleton chain.
-    `lead_s` is the signal's lead for the job, None to keep it. `total` is None if no step time is known.
+    `texts` are for the user: the jobs and days, their GPU-hours and the signal's lead, warnings. `jobs` is the number
+    to submit at once in a singleton chain. `lead_s` is the signal's lead for the job, None to keep it. `total` is None
+    if no step time is known.
     """
 
     texts: tuple[str, ...]
@@ -144,26 +140,16 @@ class Forecast:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The lines for the user: the summary, with its parts below it."""
-        return tuple(text if at else str(Line("forecast", text)) for at, text in enumerate(self.texts))
-
-
-@dataclass(frozen=True)
-class _Figures:
-    """A pace, the relative error of its step time, and a line on each figure."""
-
-    pace: Pace
-    band: float
-    lines: tuple[str, ...]
-    save_is_measured: bool
+        """The lines for the user, those below the first indented."""
+        return tuple(f"  {text}" if at else str(Line("forecast", text)) for at, text in enumerate(self.texts))
 
 
 def make_forecast(resolved: Sized, facts: ForecastFacts, lead_is_given: bool, now: float | None = None) -> Forecast:
     """The forecast of a run.
 
     `lead_is_given`: the user has set the signal's lead, which stays. Raises ConfigError, with the numbers, if the run
-    cannot reach its end: no step is left, a job has no room for a step, the run needs more jobs than it can have, or
-    its budget is too small for one job.
+    cannot reach its end even with the fastest steps that are predicted: no step is left, a job has no room for a step,
+    the run needs more jobs than it can have, or its budget is too small for one job.
     """
     train, job = resolved.train, resolved.job
     steps = train.steps - facts.done
@@ -173,113 +159,83 @@ def make_forecast(resolved: Sized, facts: ForecastFacts, lead_is_given: bool, no
             f"give more than {counted(facts.done, 'step')}, "
             f"{facts.done * resolved.batch.global_batch * resolved.model.seq:,} tokens",
         )
-    figures = _figures(resolved, facts)
-    if figures is None:
+    pace = _pace(resolved, facts)
+    if pace is None:
         _check_budget(resolved, facts, None, job.signal_lead_s or 0)
         why = f", and {facts.no_prediction}" if facts.no_prediction else ""
         return Forecast(
             (
-                "not known: jobs, GPU-hours and the end",
-                f"  step: no run of these settings has measured it{why}",
-                "  known after the first job, or after submit --until steps=20 with the same options",
+                f"not known: no run of these settings has measured a step{why}",
+                "known after the first job, or after submit --until steps=20 with the same options",
             )
         )
-    lead_s, lead_lines = _lead(resolved, figures, lead_is_given)
-    _check_budget(resolved, facts, _slower(figures, -1), lead_s)
-    total, least, most = (
-        chain_length(steps, _slower(figures, sign), gpus_of(resolved), limit_s(job.time), lead_s) for sign in (0, -1, 1)
-    )
+    band = float(facts.predicted["band"]) if facts.alike is None and facts.predicted is not None else 0.0
+    fastest, slowest = (replace(pace, step_s=pace.step_s * max(0.05, 1 + error)) for error in (-band, band))
+    lead_s = _lead_s(resolved, facts, slowest, lead_is_given)
+    _check_budget(resolved, facts, fastest, lead_s)
+    total, least = (chain_length(steps, each, gpus_of(resolved), limit_s(job.time), lead_s) for each in (pace, fastest))
     if least is None:
-        raise _too_short_for_a_step(resolved, _slower(figures, -1), lead_s)
-    total = total or least
+        raise _too_short_for_a_step(resolved, fastest, lead_s)
     if least.jobs > 1 and (why := cannot_continue(resolved)):
         able = [f'"{name}"' for name, requeue in REQUEUES.items() if not requeue.why_not(resolved.cluster)]
         raise ConfigError(
             f"it needs {least.jobs} jobs of {job.time}, but {why}",
             f"use --time {time_limit_text(least.total_s)} or more, or set chain = {' or '.join(able)} in the profile",
         )
-    lines = [_sum_line(resolved, total, least, most, time.time() if now is None else now)]
-    lines += [f"  {line}" for line in (*figures.lines, *lead_lines, *_warnings(resolved, facts, figures, total))]
-    return Forecast(tuple(lines), min(total.jobs, _MOST_AT_ONCE), None if lead_is_given else lead_s, total)
+    total = total or least
+    lines = (
+        _jobs_text(resolved, facts, total, time.time() if now is None else now),
+        *_hours_text(resolved, total, lead_s),
+        *(_short_lead(resolved, lead_s, signal_lead_s(slowest)) if lead_is_given else ()),
+        *_warnings(resolved, facts, pace, total),
+    )
+    return Forecast(lines, min(total.jobs, _MOST_AT_ONCE), None if lead_is_given else lead_s, total)
 
 
-def _figures(resolved: Sized, facts: ForecastFacts) -> _Figures | None:
-    """The pace, with every figure from its best source; None without a step time."""
-    train, alike, parent = resolved.train, facts.alike, facts.parent
-    runs = [run for run in (alike, parent) if run is not None]
-    band = 0.0
+def _pace(resolved: Sized, facts: ForecastFacts) -> Pace | None:
+    """The pace of the newest run with the same settings, else the predicted one; None without a step time. What it
+    lacks is assumed: a save from the checkpoint's size, an evaluation from a step, a start that takes no time."""
+    train, alike = resolved.train, facts.alike
     if alike is not None:
         step_s = alike.step_s
-        why = f"measured: median of {counted(alike.steps, 'step')} of run {alike.run}"
     elif facts.predicted is not None:
-        step_s, band = float(facts.predicted["step_s"]), float(facts.predicted["band"])
-        why = f"predicted: give or take {band:.0%}; no run of these settings has measured it"
-    elif parent is not None:
-        step_s, band = parent.step_s * parent.gpus / resolved.gpus, _GUESS_BAND
-        why = (
-            f"estimated: {show_duration(parent.step_s)} on {counted(parent.gpus, 'GPU')} as {parent.layout} in run "
-            f"{parent.run}, on {resolved.gpus} here; give or take {band:.0%}"
-        )
+        step_s = float(facts.predicted["step_s"])
     else:
         return None
-    lines = [f"step {show_duration(step_s)}, {why}"]
-    pace = Pace(step_s, save_every=steps_between_saves(train, step_s), eval_every=train.eval_every)
-    saved = next((run for run in runs if run.save_s is not None), None)
-    if saved is not None:
-        pace = replace(pace, save_s=saved.save_s or 0.0, hold_s=saved.hold_s)
-        held = ""
-        if pace.hold_s is not None and pace.hold_s < pace.save_s:
-            held = f", {show_duration(pace.hold_s)} of it delay training"
-        why = f"measured: median of {counted(saved.saves, 'save')} of run {saved.run}"
-        lines.append(f"save {show_duration(pace.save_s)}{held}, {why}")
-    else:
-        size = checkpoint_bytes(resolved)
-        pace = replace(pace, save_s=size / (ASSUMED_GB_S * 1e9))
-        why = f"assumed: {size / 1e9:.3g} GB at {ASSUMED_GB_S:g} GB/s; the first save measures it"
-        lines.append(f"save {show_duration(pace.save_s)}, {why}")
+    pace = Pace(
+        step_s,
+        save_s=checkpoint_bytes(resolved) / (ASSUMED_GB_S * 1e9),
+        save_every=steps_between_saves(train, step_s),
+        eval_every=train.eval_every,
+    )
     if train.eval_every:
-        if alike is not None and alike.eval_s is not None:
-            eval_s, why = alike.eval_s, f"measured: run {alike.run}"
-        else:
-            batches = train.eval_batches * len(resolved.data.mix or [None])
-            eval_s = batches * step_s / 3
-            why = f"estimated: {batches} batches, each a third of a step's work"
-        pace = replace(pace, eval_s=eval_s)
-        lines.append(f"evaluation {show_duration(eval_s)}, {why}")
-    started = next((run for run in runs if run.start_s is not None), None)
-    if started is not None:
-        pace = replace(pace, start_s=started.start_s or 0.0)
-        lines.append(f"start {show_duration(pace.start_s)} of each job, measured: run {started.run}")
-    else:
-        lines.append("start of each job: not known, and not counted; the first job measures it")
-    failing = next((run for run in runs if run.lost_share), None)
-    if failing is not None:
-        pace = replace(pace, lost=failing.lost_share)
-        lines.append(f"failures cost {pace.lost:.1%} of the time, measured: goodput of run {failing.run}")
-    return _Figures(pace, band, tuple(lines), saved is not None)
+        batches = train.eval_batches * len(resolved.data.mix or [None])
+        pace = replace(pace, eval_s=batches * step_s / 3)  # each a third of a step's work
+    if alike is None:
+        return pace
+    if alike.save_s is not None:
+        pace = replace(pace, save_s=alike.save_s, hold_s=alike.hold_s)
+    if train.eval_every and alike.eval_s is not None:
+        pace = replace(pace, eval_s=alike.eval_s)
+    return replace(pace, start_s=alike.start_s or 0.0)
 
 
-def _slower(figures: _Figures, sign: int) -> Pace:
-    """The pace at an end of its error range: sign -1 for the fastest steps, 1 for the slowest."""
-    return replace(figures.pace, step_s=figures.pace.step_s * max(0.05, 1 + sign * figures.band))
+def _has_signal(resolved: Sized) -> bool:
+    """Whether its jobs get a signal: on this machine only those with a limit do."""
+    job = resolved.job
+    return resolved.cluster.scheduler == "slurm" or limit_s(job.time) is not None or job.max_gpu_hours is not None
 
 
-def _lead(resolved: Sized, figures: _Figures, is_given: bool) -> tuple[int, list[str]]:
-    """Returns (the signal's lead in seconds, a line on it). The lead is that which a measured save needs; without one
-    it is at least the profile's."""
+def _lead_s(resolved: Sized, facts: ForecastFacts, pace: Pace, is_given: bool) -> int:
+    """The signal's lead: that which a measured save needs; without one it is at least the profile's."""
     lead, limit = resolved.job.signal_lead_s or 0, limit_s(resolved.job.time)
-    needed = signal_lead_s(_slower(figures, 1))
-    if resolved.cluster.scheduler != "slurm" and limit is None and resolved.job.max_gpu_hours is None:
-        return lead, []  # a job without a limit gets no signal
-    why = f"the time of two steps, the work between them, two saves and {LEAVE_S:.0f} s"
-    if is_given:
-        short = f"; {why} need {needed} s: the last save may be lost" if lead < needed else ""
-        return lead, [f"{'warning: ' if short else ''}signal {lead} s ahead of the limit, as given{short}"]
-    if not figures.save_is_measured and limit is not None:
-        needed = min(needed, max(lead, limit // 4))  # an assumed lead may take at most a quarter of a job
-    if figures.save_is_measured or needed > lead:
-        return needed, [f"signal {needed} s ahead of the limit: {why}"]
-    return lead, [f"signal {lead} s ahead of the limit, as the profile says; no save is measured"]
+    if is_given or not _has_signal(resolved):
+        return lead
+    needed = signal_lead_s(pace)
+    if facts.alike is not None and facts.alike.save_s is not None:
+        return needed
+    # An assumed lead may take at most a quarter of a job.
+    return max(lead, needed if limit is None else min(needed, max(lead, limit // 4)))
 
 
 def _too_short_for_a_step(resolved: Sized, pace: Pace, lead_s: int) -> ConfigError:
@@ -311,7 +267,16 @@ def _check_budget(resolved: Sized, facts: ForecastFacts, pace: Pace | None, lead
         )
 
 
-def _warnings(resolved: Sized, facts: ForecastFacts, figures: _Figures, total: ChainLength) -> list[str]:
+def _short_lead(resolved: Sized, lead_s: int, needed_s: int) -> list[str]:
+    if lead_s >= needed_s or not _has_signal(resolved):
+        return []
+    return [
+        f"warning: two steps, the work between them, two saves and {LEAVE_S:.0f} s need {needed_s} s after the signal: "
+        f"with {lead_s} s the last save may be lost"
+    ]
+
+
+def _warnings(resolved: Sized, facts: ForecastFacts, pace: Pace, total: ChainLength) -> list[str]:
     lines = []
     train, budget = resolved.train, resolved.job.max_gpu_hours
     if budget is not None and total.gpu_hours > budget - facts.spent:
@@ -321,11 +286,9 @@ def _warnings(resolved: Sized, facts: ForecastFacts, figures: _Figures, total: C
             f"warning: --max-gpu-hours {budget:g}{spent} is less: the run saves and ends as budget near step {at:,} "
             f"of {train.steps:,}"
         )
-    elif budget is not None:
-        lines.append(f"budget {budget:g} GPU-hours, checked before every job and during it")
-    if train.minutes is not None and figures.pace.train_s(train.steps) > 60 * train.minutes:
+    if train.minutes is not None and pace.train_s(train.steps) > 60 * train.minutes:
         lines.append(f"warning: train.minutes = {train.minutes:g} ends it before its last step")
-    if total.jobs > 1 and not figures.pace.save_every:
+    if total.jobs > 1 and not pace.save_every:
         lines.append(
             f"warning: no train.save_minutes or train.save_every: a job that fails loses {show_duration(total.job_s)}"
         )
@@ -336,22 +299,29 @@ def _warnings(resolved: Sized, facts: ForecastFacts, figures: _Figures, total: C
     return lines
 
 
-def _sum_line(resolved: Sized, total: ChainLength, least: ChainLength, most: ChainLength | None, now: float) -> str:
+def _jobs_text(resolved: Sized, facts: ForecastFacts, total: ChainLength, now: float) -> str:
+    """The text on the jobs and days, with the source of the pace."""
     end = time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(now + total.total_s)).strip()
-    follows = requeue_of(resolved.cluster).follows
-    jobs = counted(total.jobs, "job")
-    if least.jobs != (most.jobs if most else None):
-        jobs += f" ({least.jobs} to {most.jobs if most else 'many'})"
-    if (time_limit := resolved.job.time) and limit_s(resolved.job.time) is not None:
-        jobs += f" of {time_limit}"
-    line = f"{jobs}{follows if total.jobs > 1 else ''}, {show_duration(total.total_s)} of work"
-    if resolved.cluster.scheduler == "slurm":
-        line += f", {total.gpu_hours:,.4g} GPU-hours on {counted(gpus_of(resolved), 'GPU')}"
+    time_limit = resolved.job.time if limit_s(resolved.job.time) is not None else None
+    jobs = counted(total.jobs, "job") + (f" of {time_limit}" if time_limit else "")
+    follows = requeue_of(resolved.cluster).follows if total.jobs > 1 else ""
+    source = "as predicted" if facts.alike is None else f"as fast as run {facts.alike.run}"
+    waits = ", waits in the queue not counted" if resolved.cluster.scheduler == "slurm" else ""
     bound = ""
     if resolved.train.until_loss is not None:
         bound = f"; that is all {resolved.train.steps:,} steps, fewer if the loss is reached before"
-    waits = ", waits in the queue not counted" if resolved.cluster.scheduler == "slurm" else ""
-    return f"{line}, done by {end}{waits}{bound}"
+    return f"{jobs}{follows}, {show_duration(total.total_s)} of work {source}, done by {end}{waits}{bound}"
+
+
+def _hours_text(resolved: Sized, total: ChainLength, lead_s: int) -> list[str]:
+    """The text on the GPU-hours and the signal's lead; none on this machine without a limit."""
+    parts, budget = [], resolved.job.max_gpu_hours
+    if resolved.cluster.scheduler == "slurm":
+        limit = f", budget {budget:g}" if budget is not None else ""
+        parts.append(f"{total.gpu_hours:,.4g} GPU-hours on {counted(gpus_of(resolved), 'GPU')}{limit}")
+    if _has_signal(resolved):
+        parts.append(f"signal {lead_s} s ahead of the limit")
+    return ["; ".join(parts)] if parts else []
 
 
 def time_limit_text(seconds: float) -> str:

@@ -216,7 +216,7 @@ def _forecast_same(run: RunFolder, step: int, request: Request) -> Forecast | No
         return None
     prediction = Prediction("", tables=read_stored(run.path / PREDICTED) or None)
     spent = gpu_hours(read_history(run, gpus_of(resolved), time.time()))
-    inputs = ForecastInputs(until, request.past, True, run, step, spent)
+    inputs = ForecastInputs(until, request.past, True, step, spent)
     return forecast_chain(resolved, prediction, inputs)
 
 

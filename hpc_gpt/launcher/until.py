@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hpc_gpt.core.errors import ConfigError, UserError
+from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.formulas import MOST_TOKENS
-from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.layout import Batch
 from hpc_gpt.core.settings.sized import Sized, runs_program
@@ -120,14 +119,13 @@ def length_settings(until: Until, resolved: Sized, on_line: Mapping[str, Any]) -
 class ForecastInputs:
     """The inputs of the forecast of a run's job chain, besides the run's settings.
 
-    `parent` is the run from which it resumes, after step `done`; `spent` GPU-hours of its budget are used.
-    `lead_is_given`: the user has set the signal's lead, which stays. `data_from`: the step of a branch to other data.
+    It resumes after step `done`; `spent` GPU-hours of its budget are used. `lead_is_given`: the user has set the
+    signal's lead, which stays. `data_from`: the step of a branch to other data.
     """
 
     until: Until
     past: PastTimings
     lead_is_given: bool
-    parent: RunFolder | None = None
     done: int = 0
     spent: float = 0.0
     data_from: int = 0
@@ -144,19 +142,11 @@ def wants_forecast(resolved: Sized, until: Until) -> bool:
 def forecast_chain(resolved: Sized, prediction: Prediction, inputs: ForecastInputs) -> Forecast:
     """The forecast of a run's job chain. Raises ConfigError if the training cannot reach its end."""
     from hpc_gpt.launcher.forecast import ForecastFacts, make_forecast
-    from hpc_gpt.reader.runs.timings import measure_run
 
     step = prediction.tables["step"] if prediction.tables is not None else None
-    before = None
-    if inputs.parent is not None:
-        try:
-            before = measure_run(inputs.parent)
-        except UserError:  # a damaged folder has measured nothing
-            before = None
     facts = ForecastFacts(
         done=inputs.done,
         alike=inputs.past.newest_alike(resolved),
-        parent=before,
         predicted=step,
         spent=inputs.spent,
         no_prediction=str(prediction.line) if step is None and prediction.text else "",

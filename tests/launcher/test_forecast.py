@@ -102,7 +102,7 @@ def test_tenths_do_not_cost_a_step():
 # --- of a run, before it is submitted
 
 SITE = ClusterProfile(name="site", gpus_per_node=4)
-ALIKE = MeasuredRun("20261101-a", 8, "tp2-pp2-dp2", 812, 2.0, 50.0, None, 100.0, saves=8)
+ALIKE = MeasuredRun("20261101-a", 2.0, 50.0, None, 100.0)
 NOW = 1_700_000_000.0
 
 
@@ -125,77 +125,37 @@ def hour(**more) -> Job:
 
 # 2.5 s a step with its share of saves. Two steps, a save between them, two saves and 15 s are a lead of 169 s, so that
 # 3600 - 169 - 100 = 3331 s are 1332 steps a job; 10,000 are 7 such jobs and 676 steps: 8 x 150 + 25,000 s.
-EIGHT = (
-    "forecast: 8 jobs of 1:00:00 by requeue, 7 h 17 min of work, 58.22 GPU-hours on 8 GPUs, done by 2023-11-15 05:30 "
-    "UTC, waits in the queue not counted"
-)
-MEASURED = """
-  step 2 s, measured: median of 812 steps of run 20261101-a
-  save 50 s, measured: median of 8 saves of run 20261101-a
-  start 100 s of each job, measured: run 20261101-a"""
-LEAD = "\n  signal 169 s ahead of the limit: the time of two steps, the work between them, two saves and 15 s"
-KNOWN, PARENT = ForecastFacts(alike=ALIKE), replace(ALIKE, gpus=4, layout="tp2-pp2-dp1", run="parent")
+AS_RUN, WAITS = "as fast as run 20261101-a, done by 2023-11-15", "UTC, waits in the queue not counted"
+EIGHT = f"forecast: 8 jobs of 1:00:00 by requeue, 7 h 17 min of work {AS_RUN} 05:30 {WAITS}"
+HOURS, LEAD = "\n  58.22 GPU-hours on 8 GPUs", "; signal 169 s ahead of the limit"
+KNOWN = ForecastFacts(alike=ALIKE)
 HERE = ClusterProfile(name="local", scheduler="local", gpus_per_node=8, chain="none")
 # {what: (the run, what is known, whether the lead is given, its lead and the jobs sent at once, its lines)}
 FORECASTS = {
-    "measured": (asked(), KNOWN, False, (169, 8), f"{EIGHT}{MEASURED}{LEAD}"),
+    "measured": (asked(), KNOWN, False, (169, 8), EIGHT + HOURS + LEAD),
     "all of it measured": (
         asked(eval_every=100, save_every=50),
         ForecastFacts(alike=replace(ALIKE, hold_s=5.0, eval_s=7.0)),
         False,
         (176, 7),
-        "forecast: 7 jobs of 1:00:00 by requeue, 6 h 19 min of work, 50.56 GPU-hours on 8 GPUs, done by 2023-11-15 "
-        "04:32 UTC, waits in the queue not counted"
-        "\n  step 2 s, measured: median of 812 steps of run 20261101-a"
-        "\n  save 50 s, 5 s of it delay training, measured: median of 8 saves of run 20261101-a"
-        "\n  evaluation 7 s, measured: run 20261101-a"
-        "\n  start 100 s of each job, measured: run 20261101-a"
-        "\n  signal 176 s ahead of the limit: the time of two steps, the work between them, two saves and 15 s",
+        f"forecast: 7 jobs of 1:00:00 by requeue, 6 h 19 min of work {AS_RUN} 04:32 {WAITS}"
+        "\n  50.56 GPU-hours on 8 GPUs; signal 176 s ahead of the limit",
     ),
     "predicted": (
         asked(eval_every=100),
         ForecastFacts(predicted={"step_s": 2.0, "band": 0.25}),
         False,
         (120, 6),
-        "forecast: 6 jobs (5 to 8) of 1:00:00 by requeue, 5 h 38 min of work, 45.04 GPU-hours on 8 GPUs, done by "
-        "2023-11-15 03:51 UTC, waits in the queue not counted"
-        "\n  step 2 s, predicted: give or take 25%; no run of these settings has measured it"
-        "\n  save 0.00502 s, assumed: 0.00502 GB at 1 GB/s; the first save measures it"
-        "\n  evaluation 2.67 s, estimated: 4 batches, each a third of a step's work"
-        "\n  start of each job: not known, and not counted; the first job measures it"
-        "\n  signal 120 s ahead of the limit, as the profile says; no save is measured",
-    ),
-    "of a parent": (
-        asked(),
-        ForecastFacts(done=40, parent=PARENT),
-        False,
-        (168, 5),
-        "forecast: 5 jobs (3 to 6) of 1:00:00 by requeue, 4 h 22 min of work, 34.87 GPU-hours on 8 GPUs, done by "
-        "2023-11-15 02:34 UTC, waits in the queue not counted"
-        "\n  step 1 s, estimated: 2 s on 4 GPUs as tp2-pp2-dp1 in run parent, on 8 here; give or take 50%"
-        "\n  save 50 s, measured: median of 8 saves of run parent"
-        "\n  start 100 s of each job, measured: run parent"
-        "\n  signal 168 s ahead of the limit: the time of two steps, the work between them, two saves and 15 s",
-    ),
-    "both of these": (
-        asked(),
-        ForecastFacts(40, None, PARENT, {"step_s": 3.0, "band": 0.1}),
-        False,
-        (172, 11),
-        "forecast: 11 jobs (10 to 12) of 1:00:00 by requeue, 10 h 8 min of work, 81.13 GPU-hours on 8 GPUs, done "
-        "by 2023-11-15 08:21 UTC, waits in the queue not counted"
-        "\n  step 3 s, predicted: give or take 10%; no run of these settings has measured it"
-        "\n  save 50 s, measured: median of 8 saves of run parent"
-        "\n  start 100 s of each job, measured: run parent"
-        "\n  signal 172 s ahead of the limit: the time of two steps, the work between them, two saves and 15 s",
+        "forecast: 6 jobs of 1:00:00 by requeue, 5 h 38 min of work as predicted, done by 2023-11-15 03:51 "
+        + WAITS
+        + "\n  45.04 GPU-hours on 8 GPUs; signal 120 s ahead of the limit",
     ),
     "not known": (
         asked(job=Job(max_gpu_hours=0.27)),
         ForecastFacts(no_prediction="no device"),
         False,
         (None, 1),
-        "forecast: not known: jobs, GPU-hours and the end"
-        "\n  step: no run of these settings has measured it, and no device"
+        "forecast: not known: no run of these settings has measured a step, and no device"
         "\n  known after the first job, or after submit --until steps=20 with the same options",
     ),
     "too short a lead": (
@@ -203,25 +163,24 @@ FORECASTS = {
         KNOWN,
         True,
         (None, 8),
-        f"{EIGHT}{MEASURED}"
-        "\n  warning: signal 60 s ahead of the limit, as given; the time of two steps, the work between them, two "
-        "saves and 15 s need 169 s: the last save may be lost",
+        f"{EIGHT}{HOURS}; signal 60 s ahead of the limit"
+        "\n  warning: two steps, the work between them, two saves and 15 s need 169 s after the signal: with 60 s the "
+        "last save may be lost",
     ),
     "a long lead": (
         asked(job=hour(signal_lead_s=600)),
         KNOWN,
         True,
         (None, 9),
-        "forecast: 9 jobs of 1:00:00 by requeue, 7 h 19 min of work, 58.56 GPU-hours on 8 GPUs, done by 2023-11-15 "
-        f"05:32 UTC, waits in the queue not counted{MEASURED}"
-        "\n  signal 600 s ahead of the limit, as given",
+        f"forecast: 9 jobs of 1:00:00 by requeue, 7 h 19 min of work {AS_RUN} 05:32 {WAITS}"
+        "\n  58.56 GPU-hours on 8 GPUs; signal 600 s ahead of the limit",
     ),
     "beyond its budget": (
         asked(job=hour(max_gpu_hours=29.0)),
         KNOWN,
         False,
         (169, 8),
-        f"{EIGHT}{MEASURED}{LEAD}"
+        f"{EIGHT}\n  58.22 GPU-hours on 8 GPUs, budget 29{LEAD}"
         "\n  warning: --max-gpu-hours 29 is less: the run saves and ends as budget near step 4,980 of 10,000",
     ),
     "a budget in part": (
@@ -229,7 +188,7 @@ FORECASTS = {
         ForecastFacts(alike=ALIKE, spent=10.0),
         False,
         (169, 8),
-        f"{EIGHT}{MEASURED}{LEAD}"
+        f"{EIGHT}\n  58.22 GPU-hours on 8 GPUs, budget 59{LEAD}"
         "\n  warning: --max-gpu-hours 59 (10 are spent) is less: the run saves and ends as budget near "
         "step 8,416 of 10,000",
     ),
@@ -238,16 +197,15 @@ FORECASTS = {
         KNOWN,
         False,
         (169, 8),
-        f"{EIGHT}{MEASURED}{LEAD}\n  budget 59 GPU-hours, checked before every job and during it",
+        f"{EIGHT}\n  58.22 GPU-hours on 8 GPUs, budget 59{LEAD}",
     ),
     "beyond its minutes, no saves": (
         asked(save_every=0, minutes=333.0),
         KNOWN,
         False,
         (119, 6),
-        "forecast: 6 jobs of 1:00:00 by requeue, 5 h 48 min of work, 46.44 GPU-hours on 8 GPUs, done by 2023-11-15 "
-        f"04:01 UTC, waits in the queue not counted{MEASURED}"
-        "\n  signal 119 s ahead of the limit: the time of two steps, the work between them, two saves and 15 s"
+        f"forecast: 6 jobs of 1:00:00 by requeue, 5 h 48 min of work {AS_RUN} 04:01 {WAITS}"
+        "\n  46.44 GPU-hours on 8 GPUs; signal 119 s ahead of the limit"
         "\n  warning: train.minutes = 333 ends it before its last step"
         "\n  warning: no train.save_minutes or train.save_every: a job that fails loses 59 min",
     ),
@@ -256,24 +214,24 @@ FORECASTS = {
         KNOWN,
         False,
         (169, 1),
-        "forecast: 1 job, 6 h 59 min of work, 55.89 GPU-hours on 8 GPUs, done by 2023-11-15 05:12 UTC, waits in "
-        f"the queue not counted{MEASURED}{LEAD}"
+        f"forecast: 1 job, 6 h 59 min of work {AS_RUN} 05:12 {WAITS}\n  55.89 GPU-hours on 8 GPUs{LEAD}"
         "\n  no --time: the partition's limit holds, which is not known here; the forecast assumes one job",
     ),
-    "here": (
-        asked(HERE, job=Job()),
+    "here": (asked(HERE, job=Job()), KNOWN, False, (120, 1), f"forecast: 1 job, 6 h 59 min of work {AS_RUN} 05:12 UTC"),
+    "here, with a limit": (
+        asked(HERE, job=Job(time="10:00:00")),
         KNOWN,
         False,
-        (120, 1),
-        f"forecast: 1 job, 6 h 59 min of work, done by 2023-11-15 05:12 UTC{MEASURED}",
+        (169, 1),
+        f"forecast: 1 job of 10:00:00, 6 h 59 min of work {AS_RUN} 05:12 UTC\n  signal 169 s ahead of the limit",
     ),
     "singletons": (
         asked(replace(SITE, chain="singleton"), steps=100_000),
         KNOWN,
         False,
         (169, 50),
-        "forecast: 76 jobs of 1:00:00 by singleton jobs, 3 d 0 h of work, 580.9 GPU-hours on 8 GPUs, done by "
-        f"2023-11-17 22:50 UTC, waits in the queue not counted{MEASURED}{LEAD}"
+        "forecast: 76 jobs of 1:00:00 by singleton jobs, 3 d 0 h of work as fast as run 20261101-a, done by "
+        f"2023-11-17 22:50 {WAITS}\n  580.9 GPU-hours on 8 GPUs{LEAD}"
         "\n  50 jobs are submitted at once; each later one by the last job",
     ),
     "until a loss": (
@@ -281,15 +239,14 @@ FORECASTS = {
         KNOWN,
         False,
         (169, 8),
-        f"{EIGHT}; that is all 10,000 steps, fewer if the loss is reached before{MEASURED}{LEAD}",
+        f"{EIGHT}; that is all 10,000 steps, fewer if the loss is reached before{HOURS}{LEAD}",
     ),
     "spare nodes": (
         asked(job=hour(spare_nodes=1, preflight=True)),
         KNOWN,
         False,
         (169, 8),
-        "forecast: 8 jobs of 1:00:00 by requeue, 7 h 17 min of work, 87.33 GPU-hours on 12 GPUs, done by "
-        f"2023-11-15 05:30 UTC, waits in the queue not counted{MEASURED}{LEAD}",
+        f"{EIGHT}\n  87.33 GPU-hours on 12 GPUs{LEAD}",
     ),
 }
 

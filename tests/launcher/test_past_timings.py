@@ -2,13 +2,11 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from hpc_gpt.core.runs.disk_space import checkpoint_bytes, space_needed_gib
 from hpc_gpt.core.settings.resolved import speed_hash
-from hpc_gpt.launcher.forecast import ForecastFacts, make_forecast
 from hpc_gpt.launcher.past_timings import PastTimings
 from hpc_gpt.reader.runs.timings import measure_run
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, with_attempt
@@ -33,7 +31,7 @@ def test_seconds_of_steps_saves_evaluations_and_starts(tmp_path):
     found = measure_run(run)
     assert found is not None
     assert found.run == run.run_id
-    assert (found.step_s, found.save_s, found.saves) == (0.5, 7.0, 2)
+    assert (found.step_s, found.save_s) == (0.5, 7.0)
     assert (found.eval_s, found.start_s) == (pytest.approx(3.0), pytest.approx(60.0))
     assert found.hold_s is None, "no save was due by itself"
 
@@ -112,26 +110,3 @@ def test_a_checkpoints_size_is_the_last_ones_else_the_engines(tmp_path):
         files = {"a": {"bytes": size, "crc32": 0}, "b": {"bytes": 100, "crc32": 0}}
         (folder / "complete.json").write_text(json.dumps({"schema": 1, "step": step, "files": files}))
     assert space_needed_gib(half, run)[0] * 2**30 == 107
-
-
-@pytest.mark.parametrize(("last", "share"), [(5000, 0.2), (500, None)])
-def test_what_failures_cost_slows_the_forecast(tmp_path: Path, last: int, share: float | None) -> None:
-    """Two attempts of one job: the first hangs for as long as a fifth of all takes. Ten minutes show no rate."""
-    run, device = make_run(tmp_path, "generic-slurm"), {"device": "NVIDIA H100 80GB HBM3"}
-    hang_s = 0.25 * last
-    first = STARTED + last / 2 + hang_s - 100
-    add_attempt(run, lines(1, last, at=STARTED, step_s=0.5), "hang", time=first, **device)
-    again = lines(last + 1, 2 * last, at=first + 100, step_s=0.5)
-    resumed = {"resumed_step": last, "in_job": 1, "restart": 0, "started": first + 100}
-    add_attempt(run, again, "done", time=first + 100 + last / 2, **resumed, **device)
-    found = measure_run(run)
-    assert found is not None
-    assert found.lost_share == (0 if share is None else pytest.approx(share, abs=0.001))
-    asked = replace(run.resolved(), train=replace(run.resolved().train, steps=10_000))
-    both = (replace(found, path=None), found)
-    plain, slowed = (make_forecast(asked, ForecastFacts(alike=alike), False) for alike in both)
-    assert plain.total is not None
-    assert slowed.total is not None
-    factor = 1 / (1 - (share or 0.0))
-    assert any("failures cost 20.0% of the time" in text for text in slowed.texts) == (share is not None)
-    assert slowed.total.total_s == pytest.approx(factor * plain.total.total_s, rel=0.02)

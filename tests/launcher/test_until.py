@@ -20,7 +20,7 @@ from tests.cli.command import in_process
 from tests.made_runs import unsubmitted_run
 
 BATCH = Batch(micro_batch=2, micro_batches=4, global_batch=16)
-STEP = MeasuredRun("a-run", 4, "tp2-pp2-dp1", 20, step_s=10.0, save_s=1.0, eval_s=None, start_s=300.0)
+STEP = MeasuredRun("a-run", step_s=10.0, save_s=1.0, eval_s=None, start_s=300.0)
 
 
 def run() -> Resolved:

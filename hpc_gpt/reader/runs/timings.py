@@ -1,12 +1,9 @@
-"""Seconds of a step, a save, an evaluation and a start of one of our runs, and what failures cost.
+"""Seconds of a step, a save, an evaluation and a start of one of our runs.
 
-They are from metrics.jsonl and record.json: no dialect of another program is loaded for them.
+They are from metrics.jsonl: no dialect of another program is loaded for them.
 """
 
-import math
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,43 +17,19 @@ _LEAST_STEPS = 3
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """Medians in seconds over the `steps` of a run; None if not measured.
+    """Medians in seconds over the steps of a run; None if not measured.
 
     `save_s` is the time of a save; `hold_s` is the time that training waited for it, which is shorter if the save was
     written in the background. `start_s` is the time from a job's start to its first step, with warm-up; if some starts
-    resumed, only they count. `path`: the run folder.
+    resumed, only they count.
     """
 
     run: str
-    gpus: int
-    layout: str
-    steps: int
     step_s: float
     save_s: float | None
     eval_s: float | None
     start_s: float | None
-    saves: int = 0
     hold_s: float | None = None
-    path: Path | None = None
-
-    @cached_property
-    def lost_share(self) -> float:
-        """The share of the run's GPU-hours, without those of spare nodes, that were lost by failures: in steps that
-        were made again, in hangs, and in pauses; 0 for a run of less than an hour, which shows no rate of failures."""
-        hours = _gpu_hours_by(RunFolder(self.path)) if self.path else None
-        total = math.fsum((hours or {}).values()) - (hours or {}).get("spares", 0.0)
-        return min(0.9, (hours["lost"] + hours["between"]) / total) if hours and total >= self.gpus else 0.0
-
-
-def _gpu_hours_by(run: RunFolder) -> dict[str, float] | None:
-    """`gpu_hours_by` of the run's record: of its record.json, or else of its folder, which takes longer."""
-    from hpc_gpt.reader.runs.kept_record import read_kept
-
-    if (read := read_kept(run)) is None:
-        from hpc_gpt.reader.runs.own_run import read_own  # loads the dialects
-
-        read = read_own(run)
-    return read.record.gpu_hours_by
 
 
 def measure_run(run: RunFolder) -> MeasuredRun | None:
@@ -75,16 +48,11 @@ def measure_run(run: RunFolder) -> MeasuredRun | None:
     saves = steps["save_s"][np.isfinite(steps["save_s"])].tolist()
     return MeasuredRun(
         run=run.run_id,
-        gpus=resolved.gpus,
-        layout=str(resolved.layout),
-        steps=times.used,
         step_s=times.step_s,
         save_s=_median(saves),
         eval_s=_evaluation_s(attempts),
         hold_s=_hold_s(attempts, resolved.train.save_every),
         start_s=_start_s(attempts),
-        saves=len(saves),
-        path=run.path,
     )
 
 
