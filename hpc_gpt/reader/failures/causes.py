@@ -94,7 +94,6 @@ from hpc_gpt.reader.failures.part_failures import (
     last_setting,
     last_step_at,
     lines_of_program,
-    outlived_before,
     prints_steps,
     with_years,
 )
@@ -322,9 +321,7 @@ def _failures(
                 before = before or (failure.at is not None and failure.at < latest[part.file] - _NEXT_START_S)
             before = before or (ranks_ran and bool(NEVER_BEGAN.search(failure.message))) or of_file.ran_after(failure)
             (survived if before else open_).append(failure)
-    again = outlived_before(open_, survived)
-    survived += [candidate for candidate in open_ if id(candidate) in again]
-    return failures, [candidate for candidate in open_ if id(candidate) not in again], survived
+    return failures, open_, survived
 
 
 def _place_of(

@@ -30,7 +30,6 @@ _QUOTES = re.compile(
     r"|Traceback \(most recent call last\)"
 )
 _LONGEST_QUOTE = 150  # lines
-_CAUGHT = ("user_error", "error", "data")  # classes that a program may catch and survive
 SKEW_S = 2.0  # clocks may differ by this much
 
 
@@ -95,19 +94,6 @@ def is_specific(failure: Failure) -> bool:
     """Whether the failure says more of what failed than an exception that no class covers."""
     row, plain_request = meaning(failure.ended), failure.ended == "user_error" and not failure.to_do
     return row.in_log and not (plain_request or failure.echo)
-
-
-def outlived_before(open_: Sequence[Failure], survived: Sequence[Failure]) -> set[int]:
-    """The ids of failures whose text the log has already survived once, as a restarted worker prints it again. They
-    are not the cause if another failure ended the log; empty if none did."""
-
-    def text(failure: Failure) -> tuple[str, str]:
-        return failure.place.file, re.sub(r"\d", "0", failure.message[:120])
-
-    outlived = {text(failure) for failure in survived if not failure.echo and failure.ended in _CAUGHT}
-    causes = [failure for failure in open_ if not failure.echo]
-    again = {id(failure) for failure in causes if failure.ended in _CAUGHT and text(failure) in outlived}
-    return again if any(id(failure) not in again and not meaning(failure.ended).victim for failure in causes) else set()
 
 
 def by_clock(chain: Sequence[Failure]) -> Sequence[Failure]:
