@@ -55,7 +55,7 @@ def write(path, text):
         ({"tp": 2, "pp": 3, "gpus": 8}, "use --pp 4 (tp2-pp4-dp1)"),
         ({"tp": 4, "pp": 4, "gpus": 7, "dp": 1}, "use --gpus 16 (tp4-pp4-dp1)"),
         ({"tp": 2, "pp": 8, "nodes": 1, "gpus": None}, "use --pp 4 (tp2-pp4-dp1)"),
-        ({"tp": 8, "pp": 3, "nodes": 2, "gpus": None, "dp": 3}, "use --nodes 9 (tp8-pp3-dp3)"),
+        ({"tp": 8, "pp": 4, "nodes": 2, "gpus": None, "dp": 4}, "use --nodes 16 (tp8-pp4-dp4)"),
     ],
 )
 def test_the_hint_at_a_layout_of_other_gpus_runs(asked, hint):
