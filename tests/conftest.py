@@ -134,7 +134,6 @@ def own_folders(
     monkeypatch.setenv("HPC_GPT_STATE", str(folder / "state"))
     monkeypatch.setenv("HPC_GPT_DATA", str(data_folder))
     monkeypatch.setenv("HPC_GPT_LOGS", str(folder / "logs"))
-    monkeypatch.setattr("hpc_gpt.core.output.PROGRESS_S", LIMIT_S)  # a slow machine's verb says that it is at work
 
 
 @pytest.fixture(autouse=True)

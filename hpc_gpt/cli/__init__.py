@@ -17,7 +17,7 @@ from click.shell_completion import CompletionItem
 from hpc_gpt import __version__
 from hpc_gpt.core.errors import Fault, UserError
 from hpc_gpt.core.gone import gone_fault
-from hpc_gpt.core.output import OUTPUT, at_work, outlive_readers
+from hpc_gpt.core.output import OUTPUT, outlive_readers
 from hpc_gpt.core.terminal import say
 
 # Sections of `hpc-gpt --help`: (the verbs whose place is below this number, their title).
@@ -230,8 +230,7 @@ def _run(arguments: list[str], debug: bool) -> int:
             there = OnHost(host)
             verb = group.get_command(click.Context(group), arguments[0]) if arguments else None
             return there.complete() if completes else there.run(arguments, ["--debug"] * debug, verb)
-        with at_work("--json" in arguments):
-            code = group.main(args=arguments, prog_name="hpc-gpt", standalone_mode=False)
+        code = group.main(args=arguments, prog_name="hpc-gpt", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except click.exceptions.NoArgsIsHelpError as fault:

@@ -15,7 +15,7 @@ from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.files import logs_folder
 from hpc_gpt.core.format import counted, plain, show_bytes, some_names
-from hpc_gpt.core.output import progress_as_json
+from hpc_gpt.core.output import prints_on_stderr
 from hpc_gpt.core.runs.disk_space import free_bytes
 from hpc_gpt.core.runs.find_runs import find_runs, singles_out
 from hpc_gpt.core.terminal import ProgressLine, say
@@ -55,7 +55,7 @@ def clean(names: tuple[str, ...], keep: str, older: str | None, yes: bool, as_js
     if yes:
         remove_sent(logs_folder())
     done: list[RunRoom] = []
-    with progress_as_json(as_json):
+    with prints_on_stderr(as_json):
         for room in rooms:
             if yes and room.goes and not room.refused:
                 progress.show(f"{room.run.run_id}: removing {len(room.goes)} of its files, {show_bytes(room.bytes)}")

@@ -14,7 +14,7 @@ from hpc_gpt.cli.verb import verb
 from hpc_gpt.core.errors import ConfigError, NoSuchRun, SlurmUnreachable
 from hpc_gpt.core.files import logs_folder
 from hpc_gpt.core.format import counted, plain, some
-from hpc_gpt.core.output import progress_as_json
+from hpc_gpt.core.output import prints_on_stderr
 from hpc_gpt.core.runs.find_runs import find_runs, list_runs
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.core.terminal import confirm, say
@@ -77,7 +77,7 @@ def cancel(names: tuple[str, ...], yes: bool, as_json: bool) -> None:
         raise ConfigError("with --json cancel cannot ask", "add --yes")
     rows: list[dict[str, Any]] = []
     try:
-        with progress_as_json(as_json):
+        with prints_on_stderr(as_json):
             _cancel(names, yes, as_json, rows)
     finally:
         if rows:
@@ -179,7 +179,7 @@ def ask_verb(verb: str, names: tuple[str, ...], wait: bool, yes: bool, as_json: 
         runs = [run for run, _ in pairs]
         if not yes:
             check_agreed(verb, [row for _, row in pairs], as_json)
-    with progress_as_json(as_json):
+    with prints_on_stderr(as_json):
         answers = ask_runs(runs, verb, lambda line: say(line, err=True))
         for made in answers:
             say(f"{made.run.run_id}: {made.message}", err=made.refused)

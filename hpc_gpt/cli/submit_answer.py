@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from hpc_gpt.core.files import from_here, logs_folder
-from hpc_gpt.core.output import progress_as_json
+from hpc_gpt.core.output import prints_on_stderr
 from hpc_gpt.core.process import interrupts_wait
 from hpc_gpt.core.runs.disk_space import lack_of_files
 from hpc_gpt.core.runs.run_folder import RunFolder
@@ -89,11 +89,10 @@ def submitted_part(submitted: SubmittedRun, followed: bool) -> AnsweredRun:
 
 @contextlib.contextmanager
 def answered(as_json: bool, dry: bool) -> Iterator[list[AnsweredRun | LeftOut]]:
-    """The parts of the answer, to be added to. With --json it is printed at the end, also after a fault, and progress
-    is JSON, too."""
+    """The parts of the answer, to be added to. With --json it is printed at the end, also after a fault."""
     parts = list[AnsweredRun | LeftOut]()
     try:
-        with progress_as_json(as_json):
+        with prints_on_stderr(as_json):
             yield parts
     finally:
         if as_json and any(isinstance(part, AnsweredRun) for part in parts):

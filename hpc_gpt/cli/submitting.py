@@ -129,9 +129,8 @@ def _followed(submitted: SubmittedRun, lines_of: Callable[[], Iterable[str]], op
 
 
 def _check_now(resolved: Resolved) -> None:
-    if resolved.cluster.scheduler == "slurm" or resolved.job.dependency is not None:
-        message = "--now starts a run on this machine without Slurm, and --dependency waits"
-        raise ConfigError(message, "leave --now out, or use --cluster local without --dependency")
+    if resolved.cluster.scheduler == "slurm":
+        raise ConfigError("--now starts a run on this machine without Slurm", "leave --now out, or use --cluster local")
 
 
 def _show(

@@ -2,17 +2,11 @@
 
 import contextlib
 import io
-import json
 import os
 import select
 import sys
-import threading
-import time
 from collections.abc import Iterator
-from typing import TextIO
 
-# Seconds between two progress lines of a verb with `--json`.
-PROGRESS_S = 5.0
 OUTPUT = "the output"  # the name of the file in a fault of stdout or stderr
 _left: set[int] = set()
 # The file or the run that the command is working on, to be shown meanwhile.
@@ -65,47 +59,8 @@ def reader_left() -> bool:
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
-class _Lines(io.TextIOBase):
-    """A stream that writes each line as a JSON object with `time` and `progress` to another stream."""
-
-    encoding, errors = "utf-8", "replace"  # without it click would make a stream of its own
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream, self._rest = stream, ""
-
-    def write(self, text: str) -> int:
-        *lines, self._rest = (self._rest + text).split("\n")
-        for line in filter(None, map(str.strip, lines)):
-            self._stream.write(json.dumps({"time": time.time(), "progress": line}) + "\n")
-        self._stream.flush()
-        return len(text)
-
-
 @contextlib.contextmanager
-def progress_as_json(wanted: bool) -> Iterator[None]:
-    """In the block, all prints become lines of JSON on stderr if that is `wanted`: stdout is for the one object of
-    `--json`."""
-    with contextlib.ExitStack() as stack:
-        if wanted:
-            lines = _Lines(sys.stderr)
-            stack.callback(lines.write, "\n")
-            stack.enter_context(contextlib.redirect_stdout(lines))
-            stack.enter_context(contextlib.redirect_stderr(lines))
+def prints_on_stderr(wanted: bool) -> Iterator[None]:
+    """In the block, all prints go to stderr if that is `wanted`: stdout is for the one object of `--json`."""
+    with contextlib.redirect_stdout(sys.stderr) if wanted else contextlib.nullcontext():
         yield
-
-
-@contextlib.contextmanager
-def at_work(wanted: bool) -> Iterator[None]:
-    """In the block, writes a line of JSON to stderr every PROGRESS_S seconds with the time since its start."""
-    over, began, lines = threading.Event(), time.monotonic(), _Lines(sys.stderr)
-
-    def report_progress() -> None:
-        while not over.wait(PROGRESS_S):
-            lines.write(f"at work for {time.monotonic() - began:.0f} s\n")
-
-    if wanted:
-        threading.Thread(target=report_progress, name="at work", daemon=True).start()
-    try:
-        yield
-    finally:
-        over.set()

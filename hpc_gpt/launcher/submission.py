@@ -98,10 +98,12 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
             check_shared_checkpoints(row.resolved, logs)
     cluster = rows[0].resolved.cluster
     if cluster.scheduler == "local":
-        for resolved in [row.resolved for row in rows if row.resolved.job.dependency is not None]:
-            from hpc_gpt.launcher.local.queue import unmet
-
-            unmet(resolved, logs)
+        for resolved in [row.resolved for row in rows if row.resolved.script is None]:
+            if resolved.job.dependency is not None:
+                raise ConfigError(
+                    f"job.dependency is {resolved.job.dependency!r}, which is for Slurm; this machine has none",
+                    "hpc-gpt submit FIRST --wait && hpc-gpt submit NEXT starts a run after one that ends well",
+                )
     if cluster.scheduler == "slurm":
         check_output_path(logs)
         for row in rows:

@@ -81,11 +81,6 @@ def as_nobody(*arguments: object) -> Done:
     return Done(*found)
 
 
-def said_of(done: Done) -> list[str]:
-    """What a verb with --json has printed for people: the lines of JSON on stderr, as text."""
-    return [json.loads(line)["progress"] for line in done.stderr.splitlines() if line.startswith("{")]
-
-
 def error_of(done: Done) -> tuple[str, str]:
     """(message, hint) of an error, whose shape is checked on the way: `Error: …`, an empty line, `hint: …`. Of several
     faults each has its hint directly below it, unless the hint is above already; here their lines are put together."""

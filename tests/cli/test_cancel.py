@@ -10,7 +10,6 @@ import time
 import pytest
 
 from hpc_gpt.core.errors import RunFolderError
-from hpc_gpt.core.files import logs_dir
 from hpc_gpt.launcher.local import queue
 from hpc_gpt.launcher.request import Request
 from hpc_gpt.launcher.resumption import check_resumption, choose_resumption
@@ -63,7 +62,6 @@ def removed():
 
 def test_a_run_without_a_folder_is_named_and_cancelled(removed):
     run, process = removed
-    other = unsubmitted_run(job__dependency=f"afterany:{run.run_id}")
     words = (
         f"{run.run_id}: its folder was removed while it runs: hpc-gpt cancel {run.run_id} ends process {process.pid}"
     )
@@ -72,8 +70,6 @@ def test_a_run_without_a_folder_is_named_and_cancelled(removed):
         assert words in " ".join(shown.split()), names
     (row,) = json.loads(in_process("status", run.run_id, "--json", code=0).stdout)["runs"]
     assert (row["state"], row["removed_pid"], row["job_id"]) == ("running", process.pid, str(process.pid))
-    waits = f"waits for run {run.run_id}, which is running as process {process.pid}, though its folder was removed"
-    assert queue.unmet(other.resolved(), logs_dir()) == waits
     for verb in ("stop", "save", "requeue"):
         assert words in in_process(verb, run.run_id, code=1).stderr.replace(f"nothing to {verb}, ", "")
     done = in_process("cancel", run.run_id, "--yes", code=0)

@@ -32,7 +32,6 @@ NOT_RUN = {
     "submit --model Llama-3.2-1B": "needs published weights: tests/core/weights",
     "submit demo --engine NAME": "of an engine to be written: tests/core/engines/test_seventh.py",
     "submit demo --race --grid engine.name=ddp,NAME": "the same",
-    "submit demo --cluster local --dependency": "needs a run that is queued: tests/launcher/local",
     "export": "needs a trained run: tests/distributed/test_export.py",
     "doctor": "asks Slurm: tests/slurm/test_doctor.py and test_first_hour.py",
     "profile detect": "asks Slurm: tests/slurm/test_first_hour.py",

@@ -1,8 +1,6 @@
 """What a submission, a process that waits and a visit of a race leave, whole: records, texts and exit codes."""
 
-import io
 import json
-import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +17,7 @@ from hpc_gpt.core.slurm import executor
 from hpc_gpt.launcher.local import queue
 from hpc_gpt.launcher.race.next_visit import Race
 from tests.launcher.test_shell_functions import program
-from tests.made_runs import a_run, make_run, unsubmitted_run
+from tests.made_runs import make_run, unsubmitted_run
 
 
 def test_a_lost_job_is_looked_for_with_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,24 +44,12 @@ def test_a_lost_job_is_looked_for_with_pauses(tmp_path: Path, monkeypatch: pytes
 
 def test_a_process_that_waits_is_noted_as_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "QUEUE", "this")  # a module that ends at once
-    monkeypatch.setattr(queue, "unmet", lambda *_: "waits for run 7")
+    monkeypatch.setattr(queue, "look_for_turn", lambda *_: (None, "waits for GPU 7"))
     run = unsubmitted_run()
     job_id, waits = queue.start_here(run, run.resolved())
     (line,) = run.submissions()
     assert (line["queue"], line["job_id"]) == (process_identity(int(job_id)), job_id)
-    assert waits == json.loads(run.waits_for.read_text())["words"] == "waits for run 7"
-
-
-def test_a_dependency_that_never_holds_is_noted_as_refused(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    failed = a_run(1, "nan")
-    run = unsubmitted_run(job__dependency=f"afterok:{failed.run_id}")
-    monkeypatch.setattr("sys.stdin", io.StringIO())
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    assert queue.main([str(run.path)]) == 1
-    words = f"job.dependency is 'afterok:{failed.run_id}', but run {failed.run_id} ended as nan"
-    assert capsys.readouterr().out == f"not started: {words}\n"
-    (line,) = run.submissions()
-    assert {"scheduler": "local", "job_id": None, "refused": words}.items() <= line.items()
+    assert waits == json.loads(run.waits_for.read_text())["words"] == "waits for GPU 7"
 
 
 @pytest.mark.parametrize(

@@ -199,18 +199,6 @@ def has_gpus() -> bool:
     return any(ask_gpus())
 
 
-def list_instances() -> dict[str, str]:
-    """{UUID of an instance of a GPU (MIG): UUID of the GPU}, as nvidia-smi lists them."""
-    instances, card = dict[str, str](), ""
-    for line in run_in_time(_PATIENCE_S, "nvidia-smi", "-L")[1].splitlines():
-        uuid = re.search(r"\(UUID: ([^)\s]+)\)", line)
-        if uuid is not None and line.startswith("GPU "):
-            card = uuid[1]
-        elif uuid is not None and card and line.split()[:1] == ["MIG"]:
-            instances[uuid[1]] = card
-    return instances
-
-
 def versions_of(packages: Iterable[str] = _PACKAGES) -> dict[str, str]:
     """The versions of hpc-gpt, of Python, and of the packages that are installed."""
     from importlib import metadata  # loads slowly

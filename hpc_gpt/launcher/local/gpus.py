@@ -21,7 +21,7 @@ from hpc_gpt.core.errors import JobRefused, OsErrorAs, RunFolderError
 from hpc_gpt.core.files import state_dir
 from hpc_gpt.core.runs.amd_gpus import hip_variable
 from hpc_gpt.core.runs.processes import GPU_LOCKS, run_on
-from hpc_gpt.core.runs.provenance import ask_gpus, list_instances
+from hpc_gpt.core.runs.provenance import ask_gpus
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 
@@ -112,9 +112,8 @@ def choice(asks: bool = True) -> dict[str, str]:
 
 
 def _lock_named(name: str, cards: Sequence[Mapping[str, str]], fault: str) -> str | None:
-    """The name of a GPU's lock: its UUID as nvidia-smi or amd-smi lists it; for a MIG instance the GPU's UUID, a blank,
-    and the instance's UUID. None if `name` does not name a GPU to CUDA, which takes a number or the first letters of
-    one UUID."""
+    """The name of a GPU's lock: its UUID as nvidia-smi or amd-smi lists it; for a MIG instance its name as it stands.
+    None if `name` does not name a GPU to CUDA, which takes a number or the first letters of one UUID."""
     if name.isdecimal():
         return next((card["uuid"] or name for card in cards if card["index"] == str(int(name))), None)
     if name.startswith("GPU-"):
@@ -123,11 +122,7 @@ def _lock_named(name: str, cards: Sequence[Mapping[str, str]], fault: str) -> st
         if not matches and (not all(uuids) or (fault and _UUID.fullmatch(name))):
             return name
         return matches[0] if len(matches) == 1 else None
-    if name.startswith("MIG-"):
-        instances = list_instances()
-        matches = [f"{card} {uuid}" for uuid, card in instances.items() if uuid.startswith(name)]
-        return matches[0] if len(matches) == 1 else None if instances or fault else name
-    return None
+    return name if name.startswith("MIG-") else None
 
 
 def needed(resolved: Resolved, may_have: Collection[str]) -> int:
@@ -162,12 +157,13 @@ def take_for(
             break
         if first[name]:
             continue
-        locks, other = _lock_card(lock)
-        if locks:
+        number = _open(_folder() / f"gpu-{lock.replace('/', '-')}")
+        if _locks(number) and not _look_for_last_run(number):
             held.names.append(name)
-            held.locks += locks
+            held.locks.append(number)
         else:
-            taken.setdefault(other, []).append(name)
+            taken.setdefault(Path(_last_run(number)).name, []).append(name)
+            os.close(number)
     if len(held.names) == count:
         for number in held.locks:
             with contextlib.suppress(OSError):  # a full disk: others then cannot read who has the GPU, nothing else
@@ -185,29 +181,7 @@ def take_for(
 
 def _first_of(lock: str, before: Mapping[str, Sequence[str]]) -> str:
     """The last of the runs `before` that wait for the same GPU; empty if none does."""
-    rivals = (run for run, locks in before.items() if any(_is_same(lock, other) for other in locks or [lock]))
-    return next(reversed([*rivals]), "")
-
-
-def _is_same(lock: str, other: str) -> bool:
-    """Whether two locks exclude each other. Two instances of a GPU do not; an instance and its GPU do."""
-    (card, _, instance), (other_card, _, other_instance) = lock.partition(" "), other.partition(" ")
-    return card == other_card and (not instance or not other_instance or instance == other_instance)
-
-
-def _lock_card(lock: str) -> tuple[list[int], str]:
-    """Locks a GPU; returns (the open locks, the run that has it otherwise). An instance takes its own lock and a shared
-    lock of its GPU."""
-    card, _, instance = lock.partition(" ")
-    numbers = list[int]()
-    for name, is_shared in ((card, bool(instance)), (instance, False)):
-        if name:
-            numbers.append(number := _open(_folder() / f"gpu-{name.replace('/', '-')}"))
-            if not _locks(number, is_shared) or (not is_shared and _look_for_last_run(number)):
-                other = Path(_last_run(number)).name
-                HeldGpus(locks=numbers).free()
-                return [], other
-    return numbers, ""
+    return next(reversed([run for run, locks in before.items() if not locks or lock in locks]), "")
 
 
 def await_gpus(
@@ -289,12 +263,12 @@ def _last_run(lock: int) -> str:
     return os.fsdecode(os.pread(lock, 4096, 0))
 
 
-def _locks(lock: int, is_shared: bool = False) -> bool:
+def _locks(lock: int) -> bool:
     """Locks an open file; False if another process has it. Raises RunFolderError if its file system has no locks."""
     hint = "set HPC_GPT_STATE to a folder on a file system with locks (flock), for example a local disk"
     with OsErrorAs(RunFolderError, "cannot lock a file in the state directory", hint):
         try:
-            fcntl.flock(lock, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
     return True

@@ -1,5 +1,5 @@
-"""The process of a run on this machine: it waits for the runs of `--dependency` and for GPUs, supervises an attempt,
-and does so again if the run goes back to the queue.
+"""The process of a run on this machine: it waits for GPUs, supervises an attempt, and does so again if the run goes
+back to the queue.
 
     python -m hpc_gpt.launcher.local.queue RUN [ATTEMPT]
 
@@ -15,19 +15,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpc_gpt.core.ends.failures import GOOD
 from hpc_gpt.core.ends.history import read_history
 from hpc_gpt.core.ends.judge import budget_left
-from hpc_gpt.core.errors import ConfigError, JobRefused, OsErrorAs, RunFolderError, UserError
+from hpc_gpt.core.errors import JobRefused, OsErrorAs, RunFolderError, UserError
 from hpc_gpt.core.files import hint_on, replace_whole, write_once
 from hpc_gpt.core.process import host_clock, interrupts_wait, process_identity
 from hpc_gpt.core.runs import lock
-from hpc_gpt.core.runs.find_runs import find_run
 from hpc_gpt.core.runs.full_disk import is_disk_full, once_there_is_space
 from hpc_gpt.core.runs.heartbeats import gpus_of
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, local_job
@@ -36,64 +34,23 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.environment import GIVEN, as_given, given_environment, job_python, submission_environment
 from hpc_gpt.launcher.local import gpus
 from hpc_gpt.launcher.local.controller import judge_and_note, run_attempt, wait_for_retry
-from hpc_gpt.launcher.watch.control import LOCAL_POLL_S, SLURM_POLL_S
-from hpc_gpt.launcher.watch.status import read_status
 
 _Made = TypeVar("_Made")
 QUEUE = "hpc_gpt.launcher.local.queue"
 
 
-def dependencies(resolved: Resolved, logs: Path) -> list[tuple[bool, RunFolder]]:
-    """Lists (whether it must end well, run) for each run that `job.dependency` names. Raises ConfigError, NoSuchRun.
-
-    A job script's dependencies are left out: they are Slurm's, and mean nothing on this machine.
-    """
-    awaited, dependency = list[tuple[bool, RunFolder]](), resolved.job.dependency or ""
-    for part in dependency.split(",") if dependency and resolved.script is None else ():
-        kind, *names = part.split(":")
-        if kind not in ("afterany", "afterok") or not all(names) or not names:
-            only = "this machine has no Slurm, and knows only afterany:RUN and afterok:RUN"
-            message = f"job.dependency is {dependency!r}; {only}"
-            raise ConfigError(message, "for example --dependency afterok:20261125-1042; several are joined by commas")
-        awaited += [(kind == "afterok", find_run(name, logs)) for name in names]
-    return awaited
-
-
-def unmet(resolved: Resolved, logs: Path) -> str:
-    """Says which run the dependency waits for; empty for none. Raises as `dependencies`, and JobRefused if the
-    dependency can never be met."""
-    return _unmet_of(resolved, dependencies(resolved, logs))
-
-
-def _unmet_of(resolved: Resolved, awaited: Sequence[tuple[bool, RunFolder]]) -> str:
-    for well, run in awaited:
-        (status,) = read_status([run])
-        if status.state == "unknown":
-            return f"waits for run {run.run_id}, whose end is not known" + (f": {status.cause}" if status.cause else "")
-        if not status.is_known_over:
-            pid = status.removed_pid
-            gone = f" as process {pid}, though its folder was removed" if pid is not None else ""
-            return f"waits for run {run.run_id}, which is {status.state}{gone}"
-        if well and status.state not in GOOD:
-            message = f"job.dependency is {resolved.job.dependency!r}, but run {run.run_id} ended as {status.state}"
-            raise JobRefused(message, "afterany starts after any end")
-    return ""
-
-
 def look_for_turn(
     run: RunFolder, resolved: Resolved, may_have: Mapping[str, str], now: bool
 ) -> tuple[gpus.HeldGpus | None, str]:
-    """Returns (the GPUs of a run that is being submitted, what it waits for). The GPUs are None if it has to wait; with
-    `now` it does not wait for GPUs. Raises as `unmet`."""
-    if not run.attempts() and (wait := unmet(resolved, run.path.parents[1])):
-        return None, wait
+    """Returns (the GPUs of a run that is being submitted, what it waits for). The GPUs are None if it has to wait;
+    `now` it does not wait."""
     count = gpus.needed(resolved, may_have)
     held, waits = gpus.take_for(str(run.path), count, may_have, {} if now else gpus.waiting())
     return (gpus.HeldGpus(), "") if now and held is None else (held, waits)
 
 
 def await_turn(run: RunFolder, resolved: Resolved) -> gpus.HeldGpus:
-    """Waits for the run's turn, and returns its GPUs. Raises as `unmet`."""
+    """Waits for the run's turn, and returns its GPUs."""
     noted = ""
 
     def note(wait: str) -> None:
@@ -101,12 +58,6 @@ def await_turn(run: RunFolder, resolved: Resolved) -> gpus.HeldGpus:
         if wait != noted:
             note_wait(run, noted := wait)
 
-    if not run.attempts():
-        awaited = dependencies(resolved, run.path.parents[1])
-        is_slurm = any(line.get("scheduler") == "slurm" for _, other in awaited for line in other.submissions())
-        while wait := _unmet_of(resolved, awaited):
-            note(wait)
-            time.sleep(SLURM_POLL_S if is_slurm else LOCAL_POLL_S)
     may_have = gpus.choice_in(os.environ)
     return gpus.await_gpus(str(run.path), gpus.needed(resolved, may_have), may_have, note)
 
@@ -131,7 +82,7 @@ def start_here(run: RunFolder, resolved: Resolved, now: bool = False) -> tuple[s
     """Starts the process of a run, detached from this terminal, and notes it in submissions.jsonl. Returns at once (its
     job id, what the run waits for; empty if its first attempt has begun). `now`: it does not wait for GPUs.
 
-    Raises RunFolderError, also if the run is being trained; as `unmet`; JobRefused if too little of the budget is left.
+    Raises RunFolderError, also if the run is being trained; JobRefused if too little of the budget is left.
     """
     may_have = _choice_of(resolved, now)
     code = ready_code(run)  # the run's supervisor runs this code

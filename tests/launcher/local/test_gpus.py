@@ -80,8 +80,7 @@ def smi(folder: Path, monkeypatch: pytest.MonkeyPatch, rows: str = "", then: str
         ("1,GPU-c,0", {"1": B}),
         ("0,7,1", {"0": A}),
         ("0,-1,1", {"0": A}),
-        ("MIG-c,MIG-d8", {"MIG-c": f"{A} {MIG}", "MIG-d8": f"{A} MIG-d8"}),
-        ("MIG-,0", {}),
+        ("MIG-c7,MIG-d8,0", {"MIG-c7": "MIG-c7", "MIG-d8": "MIG-d8", "0": A}),
     ],
 )
 def test_a_gpu_is_locked_by_its_uuid_whatever_cuda_is_told(tmp_path, monkeypatch, shown, names) -> None:
@@ -91,21 +90,6 @@ def test_a_gpu_is_locked_by_its_uuid_whatever_cuda_is_told(tmp_path, monkeypatch
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     assert gpus.choice_in(gpus.choice()) == names
     assert gpus.choice(asks=False) == {}
-
-
-def test_an_instance_excludes_its_gpu_not_another_instance() -> None:
-    whole, one, two = {"0": A}, {"MIG-c": f"{A} {MIG}"}, {"MIG-d8": f"{A} MIG-d8"}
-    first, second = take("r", 1, one)[0], take("s", 1, two)[0]
-    assert (first.names, second.names) == (["MIG-c"], ["MIG-d8"])
-    assert take("t", 1, {MIG: f"{A} {MIG}"}) == (None, f"waits for 1 of GPUs {MIG}; taken: {MIG} by run r")
-    assert take("t", 1, whole)[0] is None
-    for each in (first, second):
-        each.free()
-    held = take("t", 1, whole)[0]
-    assert take("r", 1, one) == (None, "waits for 1 of GPUs MIG-c; taken: MIG-c by run t")
-    with gpus.place_in_queue("u", whole):
-        assert take("v", 1, two, gpus.waiting()) == (None, "waits for 1 of GPUs MIG-d8, after run u")
-    held.free()
 
 
 @pytest.mark.parametrize(
