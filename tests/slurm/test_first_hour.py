@@ -114,7 +114,8 @@ while step < 12:
     while (attempt, step) == (3, 11) and not os.path.exists("goes-on"):
         time.sleep(0.1)
 """
-# Ids, ages and GPU-hours differ from run to run; a node has the name that Slurm gave it; an end is forecast after some steps.
+# Ids, ages and GPU-hours differ from run to run; a node has the name that Slurm gave it.
+# An end is forecast after some steps.
 DIFFERS = (
     (" +", " "), (r"\d{8}-\d{6}-[0-9a-f]{4}", "RUN"), (r"\b(?:n|node)\d+\b", "NODE"), (r"\bjob \d+", "job N"),
     (r"(?<=running )\d+", "N"), (r"\d+(?:\.\d+)? (?:s|min)\b", "TIME"), (r"\b\d\d:\d\d\b|(?<=TIME )-", "AT"),
