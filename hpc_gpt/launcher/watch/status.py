@@ -516,6 +516,9 @@ def _why_it_waits(run: RunFolder, run_state: RunState, reason: str) -> str | Non
     if attempt is None or end is None:
         return local_wait or _reason(run, reason) or ("waits for its turn" if run_state.facts.queued else None)
     note = retry_note(attempt, why=True)
+    verdict = attempt.verdict()
+    if verdict.get("go_on") is False and verdict.get("put_back"):  # Slurm had it back before it was judged
+        note = f"{end.why}; its job is in the queue once more, and ends at its start without training"
     if note is None:
         how = f"starts again after {_own_class(end)}" if end.is_over else "starts again; its last attempt wrote no end"
         note = f"{how}, as attempt {attempt.number + 1}"

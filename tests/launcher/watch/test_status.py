@@ -75,6 +75,22 @@ def test_slurms_word_makes_a_state_and_its_cause(slurm_says, slurm, ended, reque
     assert (row.state, row.cause) == (state, cause)
 
 
+def test_a_job_put_back_before_the_verdict_trains_no_more(slurm_says):
+    run = slurm_run(ended="walltime", requeue=True)
+    verdict = {
+        "go_on": False,
+        "put_back": True,
+        "ended": "no_progress",
+        "attempt_ended": "walltime",
+        "why": "gained no step",
+    }
+    write_once(run.attempt(1).folder / "next.json", json.dumps(verdict))
+    slurm_says({"7": ("PENDING", "BeginTime")})
+    row = read_status([run])[0]
+    said = "gained no step; its job is in the queue once more, and ends at its start without training"
+    assert (row.state, row.cause) == ("pending", said)
+
+
 def test_a_training_run_says_its_end_and_cost_unless_suspended(slurm_says):
     """Half an hour into its attempt, 71 steps of half a second are left."""
     run = with_job(unsubmitted_run("generic-slurm", train__steps=100), "7", time=time.time() - 7200)
