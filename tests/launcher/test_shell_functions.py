@@ -23,7 +23,7 @@ LOADED = jinja2.Environment(
     keep_trailing_newline=True,
 )
 LOADED.filters["quote"] = lambda value: shlex.quote(str(value))
-# In place of the job's own: `within` and `ask_slurm` of slurm/chain.sh.j2, `fail` of slurm/functions.sh.j2.
+# In place of the job's own: `within` of within.sh.j2, `ask_slurm` of slurm/chain.sh.j2, `fail` of slurm/functions.sh.j2.
 AROUND = (
     'within() { "${@:2}"; }\nask_slurm() { :; }\nfail() { echo "fails: $1; $2"; exit 7; }\nsettings() { echo "{}"; }\n'
 )
@@ -222,3 +222,9 @@ def test_what_is_asked_hears_none_of_the_jobs_signals(name: str, tmp_path: Path)
     assert job.communicate()[0] == "an answer\nexit code 0\n"
     done = ran(*within(name, 'rm go; within 0.5 bash -c "$1"'), cwd=tmp_path)
     assert done.stdout == f"exit code {128 + signal.SIGKILL}\n", "its limit ends it"
+
+
+def test_what_takes_too_long_ends_without_a_line_of_the_shell(tmp_path: Path) -> None:
+    """timeout kills itself, too, which bash reports as `line 122: 481 Killed (trap …`."""
+    done = bash(tmp_path, "within.sh.j2", "within 1 bash -c 'echo out; echo err >&2; sleep 60' || echo $?")
+    assert (done.code, done.out, done.err) == (0, "out\n137\n", "err\n")

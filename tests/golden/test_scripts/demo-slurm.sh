@@ -142,7 +142,7 @@ use_submitted_code() { # code.zip, from which Python imports; without one the ru
 }
 # --- questions to Slurm and to Python -------------------------------------------------------------------------------
 within() { # within SECONDS COMMAND: ends the command after so many seconds; the job's signals do not end it
-  (trap '' TERM INT && exec timeout -s KILL "$1" bash -c 'trap "" TERM INT; exec "$@"' within "${@:2}")
+  { (trap '' TERM INT && exec timeout -s KILL "$1" bash -c 'trap "" TERM INT; exec "$@"' within "${@:2}" 2>&9 9>&-); } 9>&2 2>/dev/null
 }
 retry() { # retry TIMES PAUSE_S COMMAND: repeats it until it succeeds, as Slurm's controller may be restarting
   local left
