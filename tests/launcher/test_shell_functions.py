@@ -23,7 +23,8 @@ LOADED = jinja2.Environment(
     keep_trailing_newline=True,
 )
 LOADED.filters["quote"] = lambda value: shlex.quote(str(value))
-# In place of the job's own: `within` of within.sh.j2, `ask_slurm` of slurm/chain.sh.j2, `fail` of slurm/functions.sh.j2.
+# In place of the job's own: `within` of within.sh.j2,
+# `ask_slurm` of slurm/chain.sh.j2, `fail` of slurm/functions.sh.j2.
 AROUND = (
     'within() { "${@:2}"; }\nask_slurm() { :; }\nfail() { echo "fails: $1; $2"; exit 7; }\nsettings() { echo "{}"; }\n'
 )
