@@ -110,7 +110,7 @@ def _cancel(names: tuple[str, ...], yes: bool, as_json: bool, done: list[dict[st
             say(f"{run.run_id}: {outcome}", err=True)
         else:
             say(f"cancelled {run.run_id}" + ("" if job_id == IN_QUEUE else f", job {job_id}"))
-            if row.removed_pid is None:
+            if run.path.exists():
                 click.echo(f"next: hpc-gpt submit --resume {run.run_id}", err=True)
         shown_id = None if job_id == IN_QUEUE else job_id
         done.append({"run": run.run_id, "folder": str(run.path), "cancelled": job_id is not None, "job": shown_id,

@@ -18,7 +18,7 @@ from hpc_gpt.core.files import logs_folder, refused_access
 from hpc_gpt.core.format import clock, counted, plain, show_bytes, show_duration, wrapped
 from hpc_gpt.core.output import reader_left
 from hpc_gpt.core.process import no_collections
-from hpc_gpt.core.runs.find_runs import find_runs, no_runs, removed_runs, singles_out
+from hpc_gpt.core.runs.find_runs import find_runs, no_runs, singles_out
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.environment import has_sbatch
 from hpc_gpt.core.terminal import Screen, painted, say, width
@@ -78,7 +78,7 @@ def status(
     show_all = show_all or bool(states or failed)
 
     def chosen() -> list[RunFolder]:
-        runs = find_runs(names, logs) + ([] if names else [RunFolder(path) for path in sorted(removed_runs(logs))])
+        runs = find_runs(names, logs)
         return runs if show_all or names else [run for group in by_sweep(runs)[-20:] for run in group]
 
     runs = chosen()

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.ends.failures import LIVE, RETRIES, STARTED, meaning
+from hpc_gpt.core.ends.failures import LIVE, RETRIES, meaning
 from hpc_gpt.core.ends.state import Facts, State, class_of, slurm_state, state_of
 from hpc_gpt.core.format import clock, some
 from hpc_gpt.core.process import Life, boot_id, life_of, pid_namespace
@@ -381,16 +381,12 @@ def run_on_note(run: RunFolder, run_state: RunState) -> str:
 
 
 def moved_note(run_state: RunState) -> str:
-    """The note that the run folder was moved, and what follows; empty if not, or only after the run had ended."""
-    over = run_state.end is not None and run_state.end.is_over and not run_state.facts.retried and not run_state.waits
-    if run_state.moved_from is None or over:
+    """The note on a run that is over and whose folder was moved before its end; empty for any other."""
+    had_ended = run_state.end is not None and run_state.end.is_over and not run_state.facts.retried
+    if run_state.moved_from is None or run_state.state.ended in LIVE or (had_ended and not run_state.waits):
         return ""
-    moved = f"its folder was moved from {run_state.moved_from}"
-    if run_state.state.ended == "pending":
-        return f"{moved}, where its job will look for it"
-    if run_state.state.ended in STARTED:
-        return f"{moved}, where its ranks write"
-    return f"{moved} while it ran" if run_state.facts.began else f"{moved} before it began"
+    when = "while it ran" if run_state.facts.began else "before it began"
+    return f"its folder was moved from {run_state.moved_from} {when}"
 
 
 def failure_note(attempt: Attempt) -> str | None:

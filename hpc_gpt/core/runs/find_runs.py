@@ -52,7 +52,7 @@ _SUPERVISOR = b"hpc_gpt.launcher.local.queue"
 
 def removed_runs(logs: Path | None = None) -> dict[Path, tuple[int, str]]:
     """{folder: (pid, start time)} of the runs that a process of this machine supervises though their folder was
-    removed. `logs`: only the runs below it, unless it is None. A run that was moved counts, by its old folder."""
+    removed or moved. `logs`: only the runs below it, unless it is None."""
     removed: dict[Path, tuple[int, str]] = {}
     for pid in all_pids():
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -140,7 +140,7 @@ def find_named(name: str, logs: Path) -> Named:
     if len(meanings) == 1:
         return meanings[0]
     if not meanings and (removed := _removed(name, logs)):
-        return Named(removed, name if len(removed) > 1 else "")
+        return Named(removed)
     if os.path.isdir(name) and not meanings:
         if folder.resolve().is_relative_to(logs.resolve()):  # the logs folder may still be empty
             return Named([], name)
@@ -228,15 +228,9 @@ def _meant(name: str, logs: Path) -> list[Named]:
 
 
 def _removed(name: str, logs: Path) -> list[RunFolder]:
-    """The runs that a name means and whose folder was removed."""
-    runs = removed_runs(logs)
-    ways: list[Callable[[Path], bool]] = [
-        lambda path: name == path.name or Path(os.path.abspath(name)) == path or name == str(runs[path][0]),
-        lambda path: path.parent.name == folder_name(name),
-        lambda path: path.name.startswith(name) or path.name.endswith(name),
-    ]
-    matches = ([RunFolder(path) for path in sorted(runs) if fits(path)] for fits in ways)
-    return next(filter(None, matches), [])
+    """The runs whose folder was removed and whose id, folder or process a name is; `cancel` ends them."""
+    runs, place = removed_runs(logs), Path(os.path.abspath(name))
+    return [RunFolder(path) for path, (pid, _) in runs.items() if name in (path.name, str(pid)) or path == place]
 
 
 def _is_called(run: RunFolder, name: str) -> bool:

@@ -16,7 +16,7 @@ from shlex import quote
 from typing import Any
 
 from hpc_gpt.core.ends.failures import GOOD, LIVE, STARTED
-from hpc_gpt.core.ends.run_state import mark_of, newest_chain, newest_submission
+from hpc_gpt.core.ends.run_state import mark_of, moved_from, newest_chain, newest_submission
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import JobFailed, JobRefused, OsErrorAs, RunFolderError, UserError
 from hpc_gpt.core.files import hint_on, read_json, user_name
@@ -93,15 +93,13 @@ def _ask(run: RunFolder, verb: str, status: RunStatus, written: ControlRequest |
         happened, what = outcome
         if happened:
             return replace(written, message=what)
-    if status.removed_pid is not None:
-        return ControlRequest(run, verb, f"nothing to {verb}, {status.cause}", refused=True)
     if newest_submission(run).get("lost"):
         return ControlRequest(run, verb, f"its job is not known yet: {status.cause}", refused=True)
     no_answer = status.cause == NO_ANSWER or (status.state == "unknown" and status.scheduler == "local")
     if status.state not in LIVE and not no_answer:
         return ControlRequest(run, verb, nothing_to(verb, status), refused=True)
-    if status.moved_from and status.state != "pending":
-        message = f"its folder was moved from {status.moved_from}, where its ranks look for requests"
+    if status.state != "pending" and (place := moved_from(run, newest_submission(run))) is not None:
+        message = f"its folder was moved from {place}, where its ranks look for requests"
         return ControlRequest(run, verb, f"{message}: move it back, or use hpc-gpt cancel", refused=True)
     if status.run_on:
         return ControlRequest(run, verb, f"it has no supervisor that could {verb} it: {status.cause}", refused=True)
@@ -245,9 +243,9 @@ def cancel_run(run: RunFolder, status: RunStatus | None = None, save: bool = Fal
     The id is IN_QUEUE for a run that waits on this machine for its turn in a sweep. With a `status` the scheduler is
     not asked first. Raises SlurmUnreachable, JobRefused; RunFolderError for a local run on another machine.
     """
+    if not os.path.lexists(run.path) and run.path in (removed := removed_runs()):
+        return _end_removed(run, *removed[run.path])
     status = status or read_own_status(run)
-    if status.removed_pid is not None:
-        return _end_removed(run)
     line = _live_submission(run, status)
     if line is None:
         return _end_without_supervisor(run)
@@ -262,10 +260,9 @@ def _end_without_supervisor(run: RunFolder) -> str | None:
     return str(line.get("job_id")) if is_gone and end_run_on(run, KILL_WAIT_S) else None
 
 
-def _end_removed(run: RunFolder) -> str | None:
+def _end_removed(run: RunFolder, pid: int, started: str) -> str | None:
     """Signals the process of a run without a folder, which passes the signal on; returns its pid, None if it has
     ended."""
-    pid, started = removed_runs().get(run.path, (None, None))
     with OsErrorAs(RunFolderError, f"cannot end process {pid} of run {run.run_id}", _NOT_YOURS):
         return str(pid) if send(pid, started, signal.SIGTERM) else None
 
@@ -427,7 +424,7 @@ def describe(status: RunStatus) -> str:
         parts.append(f"loss {status.loss:.4f}")
     if status.tokens_per_s is not None:
         parts.append(f"{status.tokens_per_s:.0f} tokens/s")
-    if (status.state == "pending" or status.removed_pid is not None) and status.cause:
+    if status.state == "pending" and status.cause:
         parts.append(f"({status.cause})")
     return "  ".join(parts)
 

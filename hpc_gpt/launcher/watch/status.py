@@ -39,7 +39,6 @@ from hpc_gpt.core.files import within_time
 from hpc_gpt.core.format import clock, show_duration
 from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.runs.checkpoints import begun_note, unwhole_note
-from hpc_gpt.core.runs.find_runs import removed_runs
 from hpc_gpt.core.runs.heartbeats import gpus_of, read_heartbeats
 from hpc_gpt.core.runs.lock import lock_path
 from hpc_gpt.core.runs.race import measured, read_visits
@@ -103,8 +102,6 @@ class RunStatus:
     sweep: str | None = None
     row: str | None = None
     sweep_id: str | None = None
-    moved_from: str | None = None
-    """The run folder's path at the submission, if it has moved since."""
     age_s: float | None = None
     """Seconds since the first submission."""
     left_s: float | None = None
@@ -119,8 +116,6 @@ class RunStatus:
     """Its processes on this machine whose supervisor was killed."""
     still: str | None = None
     """Since when a program that is not ours has made no step, and what its watch does about it."""
-    removed_pid: int | None = None
-    """The process of a run that still runs on this machine, while its folder is gone."""
     slow: str | None = None
     """A line on the ranks of its last attempt that compute slowly."""
 
@@ -320,10 +315,6 @@ def ask_own_status(run: RunFolder) -> tuple[RunStatus, str]:
 
 
 def _damaged(run: RunFolder, cause: str) -> RunStatus:
-    if (process := removed_runs().get(run.path)) is not None:
-        pid, hint = process[0], f"its folder was removed while it runs: hpc-gpt cancel {run.run_id} ends process"
-        row = replace(_silent(run), state="running", cause=f"{hint} {pid}", scheduler="local")
-        return replace(row, job_id=str(pid), removed_pid=pid)
     line, job_id = newest_submission(run), newest_submission(run).get("job_id")
     row = replace(_silent(run), cause=cause, scheduler=line.get("scheduler"), job_id=str(job_id) if job_id else None)
     return replace(row, attempts=len(run.attempts()), sweep_id=run.sweep_id)
@@ -391,7 +382,6 @@ def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
         sweep=resolved.sweep,
         row=resolved.row,
         sweep_id=run.sweep_id,
-        moved_from=str(run_state.moved_from) if run_state.moved_from else None,
         age_s=max(0.0, now - submitted) if submitted else None,
         left_s=left * step_s if left is not None and step_s and state == "running" else None,
         gpu_hours=(gpu_hours(past) or None) if resolved.asked_gpus is not None else None,

@@ -39,12 +39,6 @@ ASKED: list[tuple[dict[str, Any], dict[str, Any], str, str]] = [
     ({}, {"state": "done"}, "save", "- nothing to save, it ended as done"),
     ({}, {"state": "unknown", "cause": "gone"}, "stop", "- nothing to stop, it is unknown: gone"),
     (
-        {},
-        {"moved_from": "/old"},
-        "stop",
-        "- its folder was moved from /old, where its ranks look for requests: move it back, or use hpc-gpt cancel",
-    ),
-    (
         MEGATRON,
         {},
         "save",
