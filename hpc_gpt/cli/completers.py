@@ -1,4 +1,4 @@
-"""Words that the shell offers after TAB: experiments, profiles, runs, keys, values, files.
+"""Words that the shell offers after TAB: experiments, profiles, runs, models, files.
 
 Many verbs import this module, and `--help` and TAB must be fast, so each function imports what it needs. A function
 that completes never raises.
@@ -55,42 +55,6 @@ def runs_and_logs(ctx: click.Context, parameter: click.Parameter, begun: str) ->
     return _or_files(begun, runs(ctx, parameter, begun))
 
 
-def states(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """The states of runs."""
-    from hpc_gpt.core.ends.failures import ENDED
-
-    return [state for state in ENDED if state.startswith(begun)]
-
-
-def columns(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """Sets of columns, then keys of a record."""
-    from hpc_gpt.report.published_tables import PUBLISHED_TABLES
-
-    sets = [name for name in ("auto", "all", "usual", "published", *PUBLISHED_TABLES) if name.startswith(begun)]
-    return sets + record_keys(ctx, parameter, begun)
-
-
-def record_keys(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """Keys of a record, after the keys and commas already typed."""
-    from hpc_gpt.core.runs.record import RECORD_KEYS
-
-    done, comma, last = begun.rpartition(",")
-    minus = "-" if last.startswith("-") else ""
-    return [f"{done}{comma}{minus}{key}" for key in RECORD_KEYS if key.startswith(last.removeprefix("-"))]
-
-
-def rows(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """The possible rows of the EXPERIMENT on the line, else of the default experiment."""
-    from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, find_sweep
-
-    with contextlib.suppress(OSError, ValueError):
-        # While an option still lacks its value, click leaves the arguments in ctx.args.
-        experiment = ctx.params.get("experiment") or next(iter(ctx.args), DEFAULT_EXPERIMENT)
-        sweep = find_sweep(experiment)
-        return [row.name for row in sweep.possible if row.name.startswith(begun)] if sweep is not None else []
-    return []
-
-
 def profiles(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """Profiles by name."""
     from hpc_gpt.core.settings.cluster import list_profiles
@@ -118,64 +82,14 @@ def runs(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str
     return []
 
 
-def keys_and_values(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Keys of an experiment, each with `=` after it and its meaning; after KEY= its values, or files."""
-    from hpc_gpt.core.keys import keys_of
-    from hpc_gpt.core.settings.experiment import Experiment
-
-    name, equals, value = begun.partition("=")
-    if equals:
-        done, comma, last = value.rpartition(",") if parameter.name == "grid" else ("", "", value)
-        return [CompletionItem(f"{name}={done}{comma}{text}") for text in _values_of(name, last)]
-    return [CompletionItem(f"{key.name}=", help=key.means) for key in keys_of(Experiment) if key.name.startswith(begun)]
-
-
-# Keys that name a file or a folder; the last part of data.mix.NAME.path is one.
-_FILES = ("data.path", "model.hf", "train.init", "command.workdir", "command.script")
-
-
-def _values_of(key: str, begun: str) -> list[str]:
-    """The values of a key with a fixed choice, or files if the key names a file."""
-    from hpc_gpt.core.keys import keys_of
-    from hpc_gpt.core.settings.experiment import Experiment
+def models(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
+    """Models by name, and the config.json of others."""
     from hpc_gpt.core.settings.presets import PRESETS
 
-    if key in _FILES or re.fullmatch(r"data\.mix\.[^.]+\.path", key):
-        return _paths(begun)
-    if key == "data.tokenizer":
-        return _tokenizers(begun)
-    described = next((candidate for candidate in keys_of(Experiment) if candidate.name == key), None)
-    if key == "model.preset":
-        choices = tuple(PRESETS)
-    elif described is None or described.type.startswith("list of"):
-        choices = ()
-    else:
-        choices = ("true", "false") if described.type == "true | false" else described.choices
-    return [value for value in choices if value.startswith(begun)]
+    named = [name for name in PRESETS if name.startswith(begun)]
+    return named + _paths(begun, lambda name: name.endswith("config.json"))
 
 
-def values(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """The values of an option that sets a key with a fixed choice; for --model files, too."""
-    key = str(parameter.name).replace("__", ".")
-    files = _paths(begun, lambda name: name.endswith("config.json")) if key == "model.preset" else []
-    return _values_of(key, begun) + files
-
-
-def until(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
-    """The measures of --until, with `=` after them."""
-    return [f"{name}=" for name in ("tokens", "steps", "loss") if name.startswith(begun)]
-
-
-def sources(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """`stdlib`, Python's own sources, and files."""
-    return _or_files(begun, [name for name in ("stdlib",) if name.startswith(begun)] + _paths(begun))
-
-
-def tokenizers(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Tokenizers by name, and their files."""
-    return _or_files(begun, _tokenizers(begun))
-
-
-def _tokenizers(begun: str) -> list[str]:
-    names = [name for name in ("byte", "char", "tiktoken:") if name.startswith(begun)]
-    return names + _paths(begun, lambda name: name.endswith(".json"))
+def files(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Files, as the shell itself finds them."""
+    return _or_files(begun, [])

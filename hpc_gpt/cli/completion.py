@@ -17,7 +17,7 @@ from hpc_gpt.cli.verb import verb
 @add_completion_class
 class WholeWords(BashComplete):
     """Completion for bash, with words as a command gets them: bash itself splits at `=` and `:`, so that
-    `--set KEY=VALUE` has four words. No space follows `KEY=` and `FOLDER/`."""
+    `--cluster=NAME` has three words. No space follows `FOLDER/`."""
 
     name = "bash"
     source_template = """\
@@ -30,7 +30,7 @@ class WholeWords(BashComplete):
             file) compopt -o default ;;
             plain)
                 COMPREPLY+=("$value")
-                case $value in *[=:/]) compopt -o nospace ;; esac ;;
+                case $value in */) compopt -o nospace ;; esac ;;
         esac
     done < <(env COMP_LINE="${COMP_LINE:0:COMP_POINT}" COMP_WORDBREAKS="$COMP_WORDBREAKS" \\
         COMP_WORDS="${COMP_WORDS[*]}" COMP_CWORD="$COMP_CWORD" %(complete_var)s=bash_complete "$1")
@@ -61,8 +61,8 @@ complete -o nosort -F %(complete_func)s %(prog_name)s
 def completion(shell: str) -> None:
     """Print a shell's completion script.
 
-    It completes verbs, options, experiments, job scripts, profiles, runs, keys,
-    the values of keys and options with a fixed choice, and files.
+    It completes verbs, options, experiments, job scripts, profiles, runs,
+    models and files.
 
     \b
     eval "$(hpc-gpt completion bash)"             in ~/.bashrc

@@ -14,7 +14,7 @@ _DEMO_VOCAB = 256  # the demo reads bytes
 
 
 @verb(15)
-@click.argument("source", shell_complete=completers.sources)
+@click.argument("source", shell_complete=completers.files)
 def data(
     source: str, output: Path | None, tokenizer: str, form: str, text_key: str, begin_token: bool, bytes_of: Path | None
 ) -> None:

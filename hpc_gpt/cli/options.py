@@ -86,7 +86,7 @@ class Option(click.Option):
         if not key and attributes.keys().isdisjoint(("type", "metavar", "default", "multiple")):
             attributes["is_flag"] = True
         elif key and "is_flag" not in attributes:
-            attributes = {"type": _COUNT, "shell_complete": completers.values} | attributes
+            attributes = {"type": _COUNT} | attributes
         super().__init__([*flags.split(), *([name] if name else [])], help=text, **attributes)
         self.verbs, self.key, self.group = verbs.split(), key, group or _GROUP_BY_TABLE.get(table, OTHER)
         self.before_script, self.sbatch, self.rules = before_script, sbatch, rules
@@ -154,9 +154,9 @@ _NOT_TO_FIT = _excludes("--calibrate", "{option} does not go with --calibrate", 
 # In the order of each verb's help.
 TABLE = (
     Option("--row", _RUN, "A row of EXPERIMENT; the first that can run unless --row or --sweep is given.",
-           group=EXPERIMENT, metavar="NAME", shell_complete=completers.rows),
+           group=EXPERIMENT, metavar="NAME"),
     Option("--row", "plan", "A row of EXPERIMENT; the first that can run unless given.", group=EXPERIMENT,
-           metavar="NAME", shell_complete=completers.rows),
+           metavar="NAME"),
     Option("--sweep", "submit render", "Every row of EXPERIMENT that can run, each as a job.", group=EXPERIMENT,
            rules=[_needs("-o", "--sweep makes one script per row and needs a folder for them", "add -o FOLDER")]),
     Option("--force", "submit",
@@ -171,17 +171,16 @@ TABLE = (
     Option("--template", _RUN, "A template of your own that extends base.sh.j2.", group=EXPERIMENT, type=_PATH),
     Option("--checkpoints", "submit render",
            "Checkpoint files of your own program; a new one counts as progress of the job chain.",
-           key="command.checkpoints", before_script=True, type=str, metavar="PATTERN", shell_complete=None),
+           key="command.checkpoints", before_script=True, type=str, metavar="PATTERN"),
     Option("--set", _ALL, "Any value of the experiment (hpc-gpt help keys). May be repeated.", name="settings",
-           group=EXPERIMENT, before_script=True, multiple=True, metavar="KEY=VALUE",
-           shell_complete=completers.keys_and_values),
+           group=EXPERIMENT, before_script=True, multiple=True, metavar="KEY=VALUE"),
     Option("--ntasks -n", _RUN, "", type=str, hidden=True, callback=_refuse_ntasks, expose_value=False),
     Option("--allow-tp-across-nodes", _ALL, "Let tensor parallelism span nodes.", key="layout.allow_tp_across_nodes",
            is_flag=True, default=None),
     Option("--exclusive", _RUN, "Take whole nodes.", key="job.exclusive", is_flag=True, default=None),
 
     Option("--model", _ALL, "Model preset: gpt2, 48b, llama3.1-8b, …; or transformers' config.json or its folder.",
-           key="model.preset", type=str),
+           key="model.preset", type=str, shell_complete=completers.models),
     Option("--gpus -G", _ALL, "GPUs in total.", key="layout.gpus"),
     Option("--nodes -N", _ALL, "Nodes.", key="layout.nodes"),
     Option("--tensor-model-parallel-size --tp", _ALL, "Tensor parallel size.", key="layout.tp"),
@@ -239,7 +238,6 @@ TABLE = (
     Option("--grid", "submit",
            "One run per value; with several --grid one per combination. In a file with [rows] it varies the row of "
            "--row.", group=EXPERIMENT, multiple=True, metavar="KEY=VALUE,VALUE",
-           shell_complete=completers.keys_and_values,
            rules=[_excludes("--sweep", "--sweep has rows of its own or none, and --grid makes rows",
                             "give one of the two")]),
     Option("--max-rows", "submit", "With --grid: maximum number of rows.", group=EXPERIMENT, type=CountType(least=1),
@@ -261,7 +259,7 @@ TABLE = (
     Option("--json", "submit", "One JSON object on stdout: the submitted runs; all else on stderr.",
            group=OUTPUT, before_script=True),
     Option("--until", "submit", "Train until tokens=30e9, steps=N or loss=X. Prints a forecast: jobs, GPU-hours, date.",
-           group=LENGTH, multiple=True, metavar="WHAT", shell_complete=completers.until),
+           group=LENGTH, multiple=True, metavar="WHAT"),
     Option("--resume", "submit", "Resume from RUN's checkpoint: the same run, or with other options a new run.",
            group=LENGTH, metavar="RUN", shell_complete=completers.runs,
            rules=[_OWN_EXPERIMENT,
@@ -317,7 +315,7 @@ TABLE = (
     Option("--open", "status", "One line per run of a sweep, as if the sweep was named.", name="opened"),
     Option("--sizes", "status", "Disk space of each run, by kind, and free space."),
     Option("--state", "status", "Only runs of that state (hpc-gpt help causes); may be repeated.", name="states",
-           multiple=True, metavar="STATE", shell_complete=completers.states, rules=[_excludes("--sizes --watch")]),
+           multiple=True, metavar="STATE", rules=[_excludes("--sizes --watch")]),
     Option("--failed", "status", "Only runs that failed, or whose end is not known.",
            rules=[_excludes("--sizes --watch")]),
     Option("--all", "status", "Every run; the newest 20 unless given.", name="show_all"),
@@ -343,9 +341,9 @@ TABLE = (
            "The name of a published table, such as gpt2-meg; usual; all; keys of a record or an experiment, such as "
            "gpus,step_s,lr; auto: those of a published table if all runs belong to its sweep, else usual. On a "
            "terminal, usual and auto show the columns that fit.", default="auto", show_default=True,
-           metavar="SET|KEY,...", shell_complete=completers.columns),
+           metavar="SET|KEY,..."),
     Option("--sort", "report", "Sort by keys of a record; -KEY from high to low. Oldest first unless given.",
-           default="", metavar="KEY,...", shell_complete=completers.record_keys),
+           default="", metavar="KEY,..."),
     Option("--html", "report", "Also write a page with charts.", type=_FILE),
     Option("--predictions", "report",
            "Print the planner's predictions for each run beside the measured figures, and the mean error.",
@@ -356,7 +354,7 @@ TABLE = (
     Option("--json", "why", "One JSON object: schema, run, ended, cause, lines, attempts, …"),
     Option("--output -o", "data", "The token file; NAME.tokens in this folder unless given.", type=_PATH),
     Option("--tokenizer", "data", "byte, char, a tokenizer.json, or tiktoken:NAME.", default="byte", show_default=True,
-           shell_complete=completers.tokenizers),
+           shell_complete=completers.files),
     Option("--format", "data", "megatron: a pair of files, OUTPUT.bin and OUTPUT.idx.", name="form",
            type=click.Choice(["tokens", "megatron"]), default="tokens", show_default=True),
     Option("--text-key", "data", "Where jsonl and Parquet have a document's text.", default="text", show_default=True),
