@@ -25,7 +25,7 @@ from hpc_gpt.core.settings.model_keys import Model
 from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.tables import close_matches, keys_called, toml_value
 from hpc_gpt.launcher.render import variables
-from hpc_gpt.planner.fast import fast_settings_of, fast_text
+from hpc_gpt.planner.fast import fast_text
 
 _NOT_SET = "-: not set; the cluster profile or a rule gives the value. KEY= resets a key to its default"
 
@@ -187,13 +187,9 @@ def _lines_about(name: str) -> list[str]:
 
 @help_command.command("word", hidden=True)
 @click.argument("word")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys; only keys of an experiment.")
-def word_command(word: str, as_json: bool) -> None:
+def word_command(word: str) -> None:
     """Say what a word means: a key, a value, an engine, a model, a profile or an end."""
     about = _about(word)
-    if as_json:
-        _print_keys(about.keys, as_json, "")
-        return
     parts = ["\n".join(about.others), "\n".join(_key_lines(about.keys))]
     if about.profile_keys:
         parts.append("\n".join(["in a cluster profile:", *_key_lines(about.profile_keys)]))
@@ -212,25 +208,9 @@ def profile(as_json: bool) -> None:
 
 
 @help_command.command("engines")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, engines.")
-def engines(as_json: bool) -> None:
+def engines() -> None:
     """List every engine: how it splits the model, its ZeRO stages, its switches in [engine], and those that a run
     without EXPERIMENT has by default on a GPU."""
-    if as_json:
-        rows = [
-            {
-                "engine": name,
-                "splits": ["dp", *sorted(facts.axes, reverse=True)],
-                "zero_stages": facts.zero_stages if facts.has_zero else [],
-                "switches": sorted(facts.switches),
-                "fast": [
-                    {"key": f"engine.{setting.key}", "value": setting.value} for setting in fast_settings_of(name)
-                ],
-            }
-            for name, facts in all_engines().items()
-        ]
-        click.echo(json.dumps({"schema": 1, "engines": rows}, indent=1))
-        return
     for name, facts in all_engines().items():
         click.echo(_engine_line(name))
         click.echo(click.wrap_text(", ".join(sorted(facts.switches)), 100, "    ", "    "))
@@ -253,14 +233,8 @@ def models() -> None:
 
 
 @help_command.command("causes")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, causes.")
-def causes(as_json: bool) -> None:
+def causes() -> None:
     """List how a run or an attempt can end: each class, whether a retry can help, and what to do."""
-    if as_json:
-        rows = [{"ended": name, "retry": row.can_succeed, "chain": row.chain, "means": row.means, "to_do": row.to_do}
-                for name, row in CLASSES.items()]  # fmt: skip
-        click.echo(json.dumps({"schema": 1, "causes": rows}, indent=1))
-        return
     for name, row in CLASSES.items():
         click.echo(f"{name}: {row.means}\n    {_chance(name)}")
 
@@ -304,14 +278,9 @@ def template() -> None:
 
 
 @help_command.command("record")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object: schema, keys.")
-def record(as_json: bool) -> None:
+def record() -> None:
     """List every key of a record, for --columns and --sort of report."""
     listed = keys_of(Record)
-    if as_json:
-        rows = [{"key": key.name, "type": key.type, "meaning": key.means} for key in listed]
-        click.echo(json.dumps({"schema": 1, "keys": rows}, indent=1))
-        return
     width = max(len(key.name) for key in listed)
     for key in listed:
         click.echo(f"{key.name.ljust(width)}  {key.means}")

@@ -123,7 +123,7 @@ def printed(logs: Path, long: bool = False) -> Iterator[tuple[str, Any]]:
         *((verb, logs, "--json") for verb in ("clean",)),
         *((verb, one, "--json") for verb in ("stop", "save", "requeue", "cancel")),
         ("clean", one, "--yes", "--json"), (*grid, "--dry-run", "--cluster", "a100-80g-8", "--json"),
-        *(("help", topic, "--json") for topic in ("keys", "profile", "record", "engines", "causes")),
+        *(("help", topic, "--json") for topic in ("keys", "profile")),
     ]  # fmt: skip
     for words in lines:
         yield _name(words), _object(in_process(*words), words)
@@ -132,9 +132,7 @@ def printed(logs: Path, long: bool = False) -> Iterator[tuple[str, Any]]:
 
 
 def _name(words: tuple[Any, ...]) -> str:
-    if words[0] != "help":
-        return str(words[0])
-    return f"help-{words[1] if words[1] in ('engines', 'causes') else 'keys'}"
+    return "help-keys" if words[0] == "help" else str(words[0])
 
 
 def _object(done: Any, words: object) -> Any:

@@ -455,9 +455,8 @@ def test_lines_of_nothing(tmp_path: Path) -> None:
 
 
 def test_help_lists_every_class() -> None:
-    listed = json.loads(in_process("help", "causes", "--json").stdout)
-    assert [row["ended"] for row in listed["causes"]] == ENDED
     shown = in_process("help", "causes").stdout
+    assert [line.partition(":")[0] for line in shown.splitlines() if not line.startswith(" ")] == ENDED
     assert "\nnan: the loss or the gradients became NaN or infinite\n    retry: no; a job chain stops; resume " in shown
 
 

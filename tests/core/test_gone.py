@@ -9,7 +9,7 @@ from hpc_gpt.core.gone import GONE, split_gone
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.resolved import Resolved, config_hash
 from hpc_gpt.core.typed_tables import check_tables, key_in
-from tests.cli.command import in_process
+from tests.cli.command import error_of, in_process
 from tests.made_runs import a_run
 from tests.programs import put
 
@@ -36,7 +36,7 @@ def tables_of(name: str, value: object) -> dict:
 @pytest.mark.parametrize("name", WORDS)
 def test_a_verb_or_option_is_refused(name: str) -> None:
     done = in_process(*name.split(), code=2)
-    assert done.stderr == f"Error: {name} is gone since {GONE[name].version}\n\nhint: {GONE[name].instead}\n"
+    assert error_of(done) == (f"{name} is gone since {GONE[name].version}", GONE[name].instead)
 
 
 @pytest.mark.parametrize("name", KEYS)

@@ -88,7 +88,10 @@ class CommandEngine(EngineFacts):
                 "[data] is given, but your own program does not get it", "put it into command.run", keys=("data",)
             )
         of_values = [*_value_faults(command)]
-        yield from of_values or _faults(with_values(command))
+        try:
+            yield from of_values or _faults(with_values(command))
+        except ConfigError as fault:
+            yield Fault(str(fault), fault.hint)
 
     def planned_as(self, plan: Plan) -> str | None:
         if plan.like in (None, self.name):

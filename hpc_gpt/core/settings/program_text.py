@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hpc_gpt.core.errors import Fault, raise_faults
+from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
 from hpc_gpt.core.secrets import REMOVED, hide_secrets, hide_words
 from hpc_gpt.core.tables import close_matches
 
@@ -37,21 +37,23 @@ def fill(text: str, values: Mapping[str, str], alone: bool = False) -> str:
 
 
 def fill_line(line: str, values: Mapping[str, str], alone: bool = False) -> str:
-    """One or more lines of bash with their braces filled in, quoted as each place needs. Comments stay as they are.
-    `alone`: see `fill`.
+    """One or more lines of bash with their braces filled in. Outside quotes a value is one word, quoted for bash; in
+    quotes or a here-document it stands as it is. Comments stay as they are. `alone`: see `fill`.
 
-    >>> print(fill_line("run {run} '{run}/x' \\"{run}\\" # isn't {run}", {"run": "/a b'$"}))
-    run '/a b'"'"'$' '/a b'\\''$/x' "/a b'\\$" # isn't {run}
+    Raises ConfigError for a value that bash would read otherwise in quotes or a here-document.
+
+    >>> print(fill_line("run {run} '{run}/x' # isn't {run}", {"run": "/a b"}))
+    run '/a b' '/a b/x' # isn't {run}
     """
     parts, quote, place = [], "", 0
-    documents: list[re.Match[str]] = []  # here-documents, whose text begins at the next line
+    documents: list[str] = []  # the words that end here-documents, whose text begins at the next line
     while place < len(line):
         match = _BRACE.match(line, place)
         if match:
-            if alone and match["name"] not in values:
-                parts.append(match[0])
-            else:
-                parts.append(_quoted(values[match["name"]], quote) if match["name"] else f"{{{match['text']}}}")
+            part = match[0] if alone and match["name"] not in values else fill(match[0], values)
+            if match["name"] in values:
+                part = _inside(match["name"], part) if quote else shlex.quote(part)
+            parts.append(part)
             place = match.end()
             continue
         width = 2 if line[place] == "\\" and quote != "'" else 1
@@ -60,7 +62,7 @@ def fill_line(line: str, values: Mapping[str, str], alone: bool = False) -> str:
                 width = len(comment[0])
             elif document := _HERE.match(line, place):
                 width = len(document[0])
-                documents.append(document)
+                documents.append(document["word"])
             elif line[place] in "'\"" or line.startswith("$'", place):
                 quote = line[place : place + 1 + (line[place] == "$")]
                 width = len(quote)
@@ -69,23 +71,24 @@ def fill_line(line: str, values: Mapping[str, str], alone: bool = False) -> str:
         parts.append(line[place : place + width])
         place += width
         if documents and parts[-1] == "\n":
-            document = documents.pop(0)
-            end = re.compile(rf"^\t*{document['word']}$", re.MULTILINE).search(line, place)
-            stop = end.start() if end else len(line)
-            filling = (
-                values if document["quote"] else {name: re.sub(r"([\\$`])", r"\\\1", values[name]) for name in values}
-            )
-            parts.append(fill(line[place:stop], filling, alone))
-            place = stop
+            end = re.compile(rf"^\t*{documents.pop(0)}$", re.MULTILINE).search(line, place)
+            text = line[place : end.start() if end else len(line)]
+            for name in names_in(text) & values.keys():
+                _inside(name, values[name])
+            parts.append(fill(text, values, alone))
+            place += len(text)
     return "".join(parts)
 
 
-def _quoted(value: str, quote: str) -> str:
-    if quote == "'":
-        return value.replace("'", "'\\''")
-    if quote == "$'":
-        return re.sub(r"([\\'])", r"\\\1", value)
-    return re.sub(r'([\\"$`])', r"\\\1", value) if quote else shlex.quote(value)
+def _inside(name: str, value: str) -> str:
+    """A value that stands as it is inside quotes or a here-document. Raises ConfigError if bash reads a part of it."""
+    if special := re.search(r"""['"\\$`]""", value):
+        raise ConfigError(
+            f"{{{name}}} stands inside quotes or a here-document of [command], and its value {value!r} has a "
+            f"{special[0]}, which bash reads there",
+            'take the quotes away, as outside them each value is one word, or give a list: run = ["python", …]',
+        )
+    return value
 
 
 def texts_of(where: str, command: str | tuple[str, ...]) -> dict[str, str]:

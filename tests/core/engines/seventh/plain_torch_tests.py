@@ -35,11 +35,9 @@ def test_what_it_lacks_is_refused_with_what_has_it():
     assert error_of(in_process("render", *GPT2, "--zero-stage", "2"))[1] == "use --engine deepspeed-zero"
 
 
-def test_help_and_the_shell_have_it():
+def test_help_has_it():
     assert "plain-torch: cp x dp\n" in in_process("help", "engines").stdout
     assert "plain-torch" in in_process("help", "keys").stdout
-    words = {"_HPC_GPT_COMPLETE": "bash_complete", "COMP_WORDS": "hpc-gpt submit --engine pl", "COMP_CWORD": "3"}
-    assert in_process(environment=words).stdout.split() == ["plain,plain-torch"]
 
 
 def test_a_run_and_its_report():
