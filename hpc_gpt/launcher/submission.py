@@ -28,7 +28,7 @@ from hpc_gpt.core.runs.run_folder import (
 from hpc_gpt.core.runs.shared_checkpoints import runs_of_same_files, shared_pattern
 from hpc_gpt.core.runs.snapshot import check_path
 from hpc_gpt.core.secrets import is_secret
-from hpc_gpt.core.settings.program_text import check_file_text
+from hpc_gpt.core.settings.program_text import check_file_text, fill_line
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.settings.sweep_rows import faults_of_rows
@@ -94,6 +94,9 @@ def check_submission(rows: Sequence[PreparedRun], logs: Path, dry: bool = False,
     for row in rows:
         check_values(row.resolved)
         check_sizes(row.resolved)
+        for line in (row.resolved.program.run, row.resolved.program.resume) if runs_program(row.resolved) else ():
+            if isinstance(line, str):
+                fill_line(line, {"run": str(logs.absolute())}, alone=True)  # refuses a path that bash reads in quotes
         if not row.force:
             check_shared_checkpoints(row.resolved, logs)
     cluster = rows[0].resolved.cluster

@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
-from tests.cli.command import hpc_gpt
+import pytest
+
+from tests.cli.command import error_of, hpc_gpt, in_process
 
 FILE = """
 name = "mine"
@@ -34,3 +36,18 @@ def test_rows_set_them_and_the_program_gets_them_quoted(tmp_path: Path) -> None:
     command = json.loads(resolved.read_text())["command"]
     assert "values" not in command
     assert all(words in command["run"] for words in ("lr 0.0001", "{run}/ran"))
+
+
+def test_what_bash_reads_in_quotes_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, text = tmp_path / "mine.toml", FILE.partition("[rows]")[0]
+    path.write_text(text.replace("name={name}", '"{name} x"').replace("a b's", "a $b"))
+    message, hint = error_of(in_process("submit", path, "--cluster", "local", code=2))
+    assert message.startswith(
+        "{name} stands inside quotes or a here-document of [command], and its value 'a $b' has a $"
+    )
+    assert "give a list" in hint
+    path.write_text(text)
+    monkeypatch.setenv("HPC_GPT_LOGS", str(tmp_path / "it's"))
+    assert error_of(in_process("submit", path, "--cluster", "local", code=2))[0].startswith(
+        "{run} stands inside quotes"
+    )
