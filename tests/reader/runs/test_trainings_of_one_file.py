@@ -60,6 +60,24 @@ def epochs(*lengths: int, stated: bool = False) -> list[str]:
     return lines
 
 
+def epochs_of_mmengine(*lengths: int) -> list[str]:
+    return [
+        f"2025/03/01 12:{epoch:02d}:{n // 50:02d} - mmengine - INFO - Epoch(train)  [{epoch}][{n:4d}/{length}]  "
+        f"lr: 1.0000e-04  eta: 1:10:0{epoch}  time: 0.3120  data_time: 0.0041  memory: 9120  loss: {loss_at(n):.4f}"
+        for epoch, length in enumerate(lengths, 1)
+        for n in range(50, length + 1, 50)
+    ]
+
+
+def epochs_of_detectors(*lengths: int) -> list[str]:
+    return [
+        f"Epoch: [{epoch}]  [{n:4d}/{length}]  eta: 0:03:11  lr: 0.000100  loss: {loss_at(n):.4f} ({loss_at(n):.4f})  "
+        "time: 0.4120  data: 0.0031  max mem: 9120"
+        for epoch, length in enumerate(lengths)
+        for n in range(0, length, 50)
+    ]
+
+
 FAILED = ["Traceback (most recent call last):", '  File "train.py", line 9, in <module>', "ValueError: bad sample 17"]
 LIMIT = ["slurmstepd: error: *** JOB 4711 ON n17 CANCELLED AT 2025-03-01T12:00:00 DUE TO TIME LIMIT ***"]
 LENGTHS = (3900, 4900, 5900, 6900)
@@ -116,6 +134,8 @@ def test_a_training_from_zero_without_a_failure_is_another(
         # Epochs: with their number of any length, without it of one length, and the log may end within the last.
         (epochs(500, 500, 430, stated=True), [[1400]]),
         (epochs(500, 420, 610, stated=True), [[1500]]),
+        (epochs_of_mmengine(500, 500, 450), [[1450]]),
+        (epochs_of_detectors(500, 500, 400), [[1350]]),
         (epochs(500, 500, 500), [[1500]]),
         (epochs(500, 500, 150), [[1150]]),
     ],
