@@ -142,7 +142,8 @@ class LiveLines:
                     self._stepped_at, self._bar = self._count, float_of(values, "step")
                 # Only a bar with the number of a step counts: another one may count anything.
                 if kind == "step" or (row is not None and row.get("step") == values.get("step")):
-                    if "step" in values and "poch" not in line and (total := _TOTAL.match(line, match.end("step"))):
+                    begins_with_step = "step" in match.re.groupindex and "poch" not in line
+                    if begins_with_step and (total := _TOTAL.match(line, match.end("step"))):
                         values = {"steps_planned": float(total[1]), **values}
                     self._plan(values, kind == "step")
         if row is not None:

@@ -20,6 +20,7 @@ from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.reader.lines.dialects import dialects
 from hpc_gpt.reader.lines.fields import STEP_FIELDS, scaled, unit
 from hpc_gpt.reader.lines.mentions import only_mentions
+from hpc_gpt.reader.lines.named_figures import figure_spans
 from hpc_gpt.reader.lines.pattern import LOSS, VALIDATION, Dialect, Pattern, head_of, needed_texts
 
 LONGEST_TEXT = 1000  # characters of a value
@@ -204,13 +205,16 @@ _LOSS_BY_SHAPE = re.compile(
 
 
 def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, tuple[int, int]]:
-    """Returns (start, end) of each group that matched and of each key's value after the match, by name.
+    """Returns (start, end) of each group that matched and of each figure that the names after the match give, by name.
 
     A value that touches the mark of a cut at the line's end, as in `loss=2.3…` or `loss=2.3...`, is left out.
     """
     spans = {name: match.span(name) for name, text in match.groupdict().items() if text is not None}
-    if pattern.keys:
-        _add_keys(line, match, pattern, spans)
+    if pattern.names:
+        has_several = line.count(pattern.literal) > 1
+        following = match.re.search(line, match.end()) if has_several else None
+        end = following.start() if following else len(line)
+        spans = figure_spans(line, match.end(), end, pattern.names) | spans
     lacks_loss = pattern.kind == "step" and all(unit(name)[0] != "loss" for name in spans)
     lacks_loss = lacks_loss and line.lower().count("loss") == 1  # of several, this may be another one
     if lacks_loss and (loss := _LOSS_BY_SHAPE.match(line, match.start())) and _is_whole(line, *loss.span("loss")):
@@ -229,23 +233,6 @@ def _cut_at(line: str) -> int | None:
     """The place of the mark of a cut, None without one; cached, because a line may have very many matches."""
     mark = _CUT.search(line)
     return mark.start() if mark else None
-
-
-_LONGEST_KEYS = 4000  # characters after a match in which its keys are looked for
-
-
-def _add_keys(line: str, match: re.Match[str], pattern: Pattern, spans: dict[str, tuple[int, int]]) -> None:
-    place = match.end()
-    # A line that repeats its records has many matches, each with a rest of its own.
-    pieces = line[place : place + _LONGEST_KEYS].split(pattern.separator)
-    ends = pattern.closed or len(line) > place + _LONGEST_KEYS
-    for index, piece in enumerate(pieces):
-        key, colon, _ = piece.partition(":")
-        end = place + len(piece)
-        closed = index < len(pieces) - 1 or not ends
-        if closed and colon and (name := pattern.keys.get(key.strip())):
-            spans.setdefault(name, (place + len(key) + 1, end))
-        place = end + len(pattern.separator)
 
 
 def values_of(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, float | str]:

@@ -7,6 +7,7 @@ gives `step_s` (`fields`).
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from hpc_gpt.reader.lines.fields import TEXT_FIELDS, Fields
@@ -47,23 +48,66 @@ Kind = Literal[
 
 
 @dataclass(frozen=True)
+class NamedFigure:
+    """A figure that a name gives: its field, as a group of a pattern is named, and its `unit` as printed after it.
+
+    `ends_line`: it may end its line, in some programs only with so many `decimals`: one with fewer was cut.
+    `is_positive`: below 0 it stands for none.
+    """
+
+    field: str
+    unit: str
+    ends_line: bool
+    decimals: int | None
+    is_positive: bool
+
+
+FigureNames = Mapping[str, tuple[NamedFigure, ...]]
+_PLAIN = str.maketrans(" -123456789", "__000000000")
+_ROW = re.compile(r"(\w+)(\+?)(\$?)(\d?)(?:\[([^\]]+)\])?(?:=(\S*))?")
+
+
+def figure_names(rows: str) -> FigureNames:
+    """The table {name: the figures that it may give} of rows between blanks, each `field[unit]=name|name`.
+
+    In a name, a hyphen, a blank and `_` are the same, and so are all digits. Without `=name` the field is the name; an
+    empty one is for a figure without a name. Behind the field, `+` says that a figure below 0 is none, `$` that it may
+    end its line, `$4` that it then has four decimals. A figure gives the first field that it fits.
+
+    >>> [(name, of.field, of.unit) for name, every in figure_names("loss$ step_ms[ms]=dt|time").items() for of in every]
+    [('loss', 'loss', ''), ('dt', 'step_ms', 'ms'), ('time', 'step_ms', 'ms')]
+    """
+    table: dict[str, tuple[NamedFigure, ...]] = {}
+    for row in rows.split():
+        match = _ROW.fullmatch(row)
+        assert match, f"{row} is no row of a figure"
+        field, positive, end, decimals, of_unit, names = match.groups()
+        figure = NamedFigure(field, of_unit or "", bool(end), int(decimals) if decimals else None, bool(positive))
+        for name in (field if names is None else names).split("|"):
+            table[plain_name(name)] = (*table.get(plain_name(name), ()), figure)
+    return table
+
+
+@lru_cache(maxsize=4096)
+def plain_name(name: str) -> str:
+    """A name as tables of figures have it: hyphens and blanks as `_`, digits as 0."""
+    return name.translate(_PLAIN)
+
+
+@dataclass(frozen=True)
 class Pattern:
     """One form of a line; the groups of its `regex` are named as in UNITS and STEP_FIELDS.
 
     `literal` is in every line that matches, by default the longest text of `regex` outside of brackets: a search for it
     is cheap, so `regex` is tried on few lines. A literal of seven characters or more is found fastest. A line can have
-    several matches. `keys` is for lines of `key: value | key: value`: the text after a match of `regex` is split at
-    `separator`, and each key in `keys` gives a field. `closed`: the separator also ends the last value, so a value
-    without one was cut off and is not read. `facts` are true if the pattern matches; those named in STEP_FIELDS go
-    into the row of a step.
+    several matches. `names`: what the names and figures after a match give (`figures`). `facts` are true if the pattern
+    matches; those named in STEP_FIELDS go into the row of a step.
     """
 
     kind: Kind
     regex: str
     literal: str = ""
-    keys: Mapping[str, str] = field(default_factory=dict)
-    separator: str = "|"
-    closed: bool = False
+    names: FigureNames = field(default_factory=dict)
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
     ended: str | None = None  # the class of failures.ENDED that a failure or an end means
     echo: bool = False  # another failure, on this rank or elsewhere, caused this one: never the first cause
@@ -178,6 +222,8 @@ class Dialect:
 # nothing shows whether it was cut.
 INT = r"(?:\d{1,3}(?:,\d{3}){1,9}|\d{1,24})"  # 4915 or 7,208,960
 NUMBER = rf"[-+]?(?:{INT}(?:\.\d{{0,24}})?(?:[eE][-+]?\d{{1,4}})?|[nN][aA][nN]|[iI][nN][fF](?:inity)?)"
+STEP = r"(?P<step>\d{1,12})"
+OF_STEPS = r"/(?P<steps_planned>\d{1,12})"
 SHORT = r"[-+]?\d{1,24}(?:\.\d{1,24})?(?:[eE][-+]?\d{1,4})?[KMGBT]?"  # 11.5K, 85.8G, 1e-05
 CLOCK = r"(?:\d{1,5} days?, )?(?:\d{1,6}:)?\d{1,4}:\d{2}"  # 13:54, 9:07:58
 END = r"(?=\s*$)"
@@ -226,17 +272,16 @@ def named(end: str = FIELD_END, **names: str) -> str:
     return "".join(later(name, group, end) for group, name in names.items())
 
 
-def step(head: str, literal: str, **fields: str | tuple[str, ...]) -> Pattern:
-    """The pattern of a line of steps: its head, then each field after the text before it, in any order.
+def figures(begin: str, shows: str, rows: str, kind: Kind = "step", **options: Any) -> Pattern:
+    """The pattern of a line of names and figures, in any order after `begin`, a regex.
 
-    A field is the regex of the text before its figure, or (this, the regex after it, the regex of the figure).
+    `shows`: a text of each such line that few other programs print. `rows`: what the names give, as in `figure_names`.
+    `options`: as in Pattern.
+
+    >>> figures(r"\\biter (?P<step>\\d{1,12}):", ", time ", "loss$ step_ms[ms]=time").literal
+    ', time '
     """
-    return Pattern("step", head + "".join(_after(group, of) for group, of in fields.items()), literal)
-
-
-def _after(group: str, of: str | tuple[str, ...]) -> str:
-    before, *rest = (of,) if isinstance(of, str) else of
-    return later(before, group, *rest)
+    return Pattern(kind, begin, shows, names=figure_names(rows), **options)
 
 
 def line(kind: Kind, text: str, begin: str | None = None, **options: Any) -> Pattern:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 
 from hpc_gpt.reader.lines.fields import Fields
-from hpc_gpt.reader.lines.pattern import END, NUMBER, Dialect, Pattern, line, named, step
+from hpc_gpt.reader.lines.pattern import END, NUMBER, STEP, Dialect, Pattern, figures, line
 
 _GB = r"\d{1,6}(?:\.\d{1,6})?"
 
@@ -66,12 +66,12 @@ DIALECTS = (
         Pattern("fact",
             rf"\bModel Parameters: (?P<params_billions>{NUMBER}) B, Latency: [\d.]{{1,12}}s, TFLOPs: (?P<tflops>{NUMBER}), "
             r"[^\n]{0,200}? Batch Size: (?P<micro_batch>\d{1,7}), Sequence Length: (?P<seq>\d{1,9})(?=\s*$)"),
-        step(r"\bEpoch: (?P<epoch>\d{1,6}) \| Step: (?P<step>\d{1,12})(?= \| PPO Epoch: )", "PPO Epoch: ",
-            loss=" Actor Loss: "),
-        step(r"\bepoch: (?P<epoch>\d{1,6})\|step: (?P<step>\d{1,12})(?=\|ppo_ep: )", "|ppo_ep: ", loss=r"\|act_loss: "),
-        Pattern("more", r"\|E2E latency=" + f"(?P<step_s>{NUMBER})s" + named(samples_per_s="CurSamplesPerSec=")),
-        Pattern("more", rf"\bEnd-to-End => Latency: (?P<step_s>{NUMBER})s,"
-            + named("(?=,)", tflops=" TFLOPs: ", samples_per_s=" Samples/sec: ")),
+        figures(rf"\bEpoch: (?P<epoch>\d{{1,6}}) \| Step: {STEP}(?= \| PPO Epoch: )", "PPO Epoch: ", "loss=Actor_Loss"),
+        figures(rf"\bepoch: (?P<epoch>\d{{1,6}})\|step: {STEP}(?=\|ppo_ep: )", "|ppo_ep: ", "loss=act_loss"),
+        figures(rf"\|(?=E2E latency={NUMBER}s)", "|E2E latency=", "step_s[s]=E2E_latency samples_per_s=CurSamplesPerSec",
+            kind="more"),
+        figures(rf"\bEnd-to-End => (?=Latency: {NUMBER}s,)", "End-to-End => Latency: ",
+            "step_s[s]=Latency tflops=TFLOPs samples_per_s=Samples/sec", kind="more"),
         Pattern("fact", r"\bBeginning of Epoch \d{1,6}/(?P<epochs>\d{1,6}), Total Micro Batches \d"),
         Pattern("eval", rf"^ppl: {NUMBER}, loss: (?P<loss_eval>{NUMBER})" + END, own=True),
     )),
@@ -107,9 +107,8 @@ DIALECTS = (
     # DeepSpeed's pipeline engine: its step line, and the parameters of each stage.
     Dialect("deepspeed_pipe", engine="deepspeed-3d", patterns=(
         # Each line is the mean of the steps since the line before. Further losses can follow the sum.
-        Pattern("step", r"\bsteps: (?P<step>\d{1,12}) loss: (?P<loss>[^ |]{1,24}) "
-            + named("(?= )", balance_loss=" ?moe loss: ") + r"(?:[\w /.-]{1,40}: [^ |:]{1,24} ){0,8}?"
-            r"iter time \(s\): (?P<step_s>\d{1,9}\.\d{1,6}) samples/sec: (?P<samples_per_s>\d{1,12}\.\d{1,6})"),
+        figures(rf"\bsteps: {STEP} (?=loss: [^ |\n]{{1,24}} [^\n]{{0,400}}iter time \(s\): {NUMBER} samples/sec: )", " iter time (s): ",
+            "loss balance_loss=moe_loss step_s=iter_time_(s) samples_per_s$=samples/sec"),
         Pattern("fact", r"\bRANK=(?P<rank_name>\d{1,7} STAGE=\d{1,5}) LAYERS=\d{1,6} \[\d{1,6}, \d{1,6}\) "
             r"STAGE_PARAMS=(?P<rank_params>\d{1,15}) "),
         # Tied parameters count once, parameters that tensor-parallel ranks replicate count once per copy.
@@ -121,7 +120,7 @@ DIALECTS = (
     Dialect("deepspeed_throughput", engine="deepspeed",
         flags=("DeepSpeed's throughput timer times the last step before its line, from forward to step, without the time "
         "between steps, such as for loading data",), patterns=(
-        step(r"\bglobal_step=(?P<step>\d{1,12}),", "CurrSamplesPerSec=",
-            samples_per_s=(r"\bCurrSamplesPerSec=", "(?=,)"), memory_allocated_gib=(r"\bMaxMemAllocated=", "(?=GB)")),
+        figures(rf"\bglobal_step={STEP},", "CurrSamplesPerSec=",
+            "samples_per_s=CurrSamplesPerSec memory_allocated_gib[GB]=MaxMemAllocated"),
     )),
 )  # fmt: skip

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 
 from hpc_gpt.reader.lines.arguments import Arguments, quotient, without_unknown
 from hpc_gpt.reader.lines.fields import Fields
-from hpc_gpt.reader.lines.pattern import Dialect, Pattern, line
-from hpc_gpt.reader.programs.megatron import MEGATRON
+from hpc_gpt.reader.lines.pattern import NUMBER, STEP, Dialect, Pattern, figures, line
+from hpc_gpt.reader.programs.megatron import NAMES as MEGATRON_NAMES
 
 _ARGUMENT = r"^(?:[^|]{0,80}[\]:] ?)? {1,8}(?P<key>[A-Za-z_]\w{0,79}) \.{0,40} (?P<value>\S.{0,4000}?)\.{0,64}"
 _STAGE = re.compile(r"['\"]stage['\"]: (\d)")
@@ -56,14 +56,11 @@ DIALECT = Dialect(
     name="gpt_neox",
     engine="deepspeed-3d",
     patterns=(
-        Pattern(
-            "step",
-            r"\bsamples/sec: (?P<samples_per_s>\d{1,12}\.\d{1,6}) \| iteration {1,20}(?P<step>\d{1,12})/ {0,20}"
-            r"(?P<steps_planned>\d{1,12}) {0,4}\| elapsed time per iteration \(ms\): (?P<step_ms>\d{1,12}\.\d{1,6}) \|"
-            r" learning rate: (?P<lr>[^| ]{1,24}) \|"
-            r"(?: approx flops per GPU: (?:(?P<tflops>\d{1,6}\.\d)TFLOPS|(?P<gflops>\d{1,6}\.\d)GFLOPS|[\w.]{1,16}) \|)?",
-            keys=MEGATRON.patterns[0].keys,
-            closed=True,
+        figures(
+            rf"\bsamples/sec: (?P<samples_per_s>\d{{1,12}}\.\d{{1,6}}) \| iteration {{1,20}}{STEP}/ {{0,20}}"
+            rf"(?P<steps_planned>\d{{1,12}}) {{0,4}}\|(?= elapsed time per iteration \(ms\): {NUMBER} \| learning rate: )",
+            " | elapsed time per iteration (ms): ",
+            MEGATRON_NAMES + "tflops[TFLOPS]=approx_flops_per_GPU gflops[GFLOPS]=approx_flops_per_GPU",
         ),
         Pattern("argument", _ARGUMENT + r"updated {0,8}$"),
         Pattern("argument", _ARGUMENT + r"default {0,8}$"),

@@ -9,17 +9,17 @@ from hpc_gpt.reader.lines.pattern import (
     END,
     LINE_START,
     NUMBER,
+    OF_STEPS,
     START,
-    STOP_OR_END,
+    STEP,
     Dialect,
     Kind,
     Pattern,
-    entries,
+    figures,
     has,
     later,
     line,
     settings,
-    step,
 )
 
 _COMPOSER = {
@@ -34,9 +34,8 @@ def _composer(name: str, group: str, number: str = _FLOAT, kind: Kind = "more") 
     return Pattern(kind, rf"\bTrain {name}: (?P<{group}>{number})" + END, literal=f"Train {name}: ")
 
 
-_LLM_C = r"\bstep {1,8}(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})"
+_LLM_C = rf"\bstep {{1,8}}{STEP}{OF_STEPS}"
 _LLM_C_HEADER = {"vocab_size": "vocab", "num_heads": "heads", "channels": "hidden", "num_parameters": "params"}
-_Z = r"(?: ?\((?:z )?[+-]?(?:\d{1,9}\.\d\d|nan|inf)z?\))?"
 
 
 def _row(name: str, group: str, number: str = r"\d{1,20}") -> Pattern:
@@ -44,14 +43,9 @@ def _row(name: str, group: str, number: str = r"\d{1,20}") -> Pattern:
     return Pattern("fact", START + rf"\| {name} {{1,24}}\| (?P<{group}>{number}) {{0,60}}\|", literal=f"| {name}")
 
 
-_TRAIN_TIME = " train_time:"
 # A step and its times, which other fields may surround.
-_MODDED = (
-    r"\bstep:(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})(?= )"
-    + has(rf"{_TRAIN_TIME}{NUMBER}m?s\b", rf" step_avg:{NUMBER}ms\b")
-    + later(_TRAIN_TIME, "elapsed_ms", "(?=ms)")
-    + later(_TRAIN_TIME, "elapsed_s", "(?=s)")
-)
+_MODDED = rf"\bstep:{STEP}{OF_STEPS}(?= )" + has(rf" train_time:{NUMBER}m?s\b", rf" step_avg:{NUMBER}ms\b")
+_TIMES = " elapsed_ms[ms]=train_time elapsed_s[s]=train_time"
 
 _OLMO = {
     "train/CrossEntropyLoss": "loss", "train/CE loss": "loss",
@@ -64,18 +58,17 @@ _OLMO = {
     "System/Peak GPU Memory (MB)": "memory_allocated_mb",
 }  # fmt: skip
 
-_OLMO_CONFIGURATION = {
-    "d_model": "hidden", "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "kv_heads", "max_sequence_length": "seq",
-    "vocab_size": "vocab_unpadded", "embedding_size": "vocab", "global_train_batch_size": "global_batch",
-    "device_train_microbatch_size": "micro_batch", "device_train_grad_accum": "micro_batches",
-}  # fmt: skip
+_OLMO_CONFIGURATION = (
+    "hidden=d_model layers=n_layers heads=n_heads kv_heads=n_kv_heads seq=max_sequence_length vocab_unpadded=vocab_size"
+    " vocab=embedding_size global_batch=global_train_batch_size micro_batch=device_train_microbatch_size"
+    " micro_batches=device_train_grad_accum"
+)
 
-_VERL = {
-    "actor/pg_loss": "loss", "actor/grad_norm": "grad_norm", "actor/lr": "lr", "timing_s/step": "step_s",
-    "(?:actor/)?perf/max_memory_allocated_gb": "memory_allocated_gib",
-    "(?:actor/)?perf/max_memory_reserved_gb": "memory_reserved_gib",
-}  # fmt: skip
-_VERL_NAME, _VERL_WITHIN = r" - NAME:(?:np\.\w{1,12}\()?", r"[^\n]{0,20000}?"
+_VERL = (
+    "loss=actor/pg_loss grad_norm=actor/grad_norm lr=actor/lr step_s=timing_s/step tokens_per_s_gpu$=perf/throughput"
+    " memory_allocated_gib=perf/max_memory_allocated_gb|actor/perf/max_memory_allocated_gb"
+    " memory_reserved_gib=perf/max_memory_reserved_gb|actor/perf/max_memory_reserved_gb"
+)
 _VERL_SETTINGS = "train_batch_size|n_gpus_per_node|nnodes|ppo_micro_batch_size_per_gpu|enable_gradient_checkpointing"
 
 
@@ -97,9 +90,8 @@ DIALECTS = (
     # three columns.
     Dialect("build_nanogpt", engine="build-nanogpt", patterns=(
         # A line with `lrm`, or the share of steps that are done, is nanochat's.
-        step(r"\bstep:? {1,8}(?P<step>\d{1,12})(?=,| \|)(?! \|[^\n]{0,400} lrm: )(?=[^\n]{0,400} dt: )", "tok/sec: ",
-            loss="[|,] loss: ", lr=r"\| lr:? ", grad_norm=r"(?:\||\d) norm: ", step_ms=(" dt: ", "(?= ?ms)"),
-            step_s=(" dt: ", "(?= ?s)"), tokens_per_s=(" tok/sec: ", r"(?= \||\s*$)")),
+        figures(rf"\bstep:? {{1,8}}{STEP}(?=,| \|)(?! \|[^\n]{{0,400}} lrm: )(?=[^\n]{{0,400}} dt: )", "tok/sec: ",
+            "loss lr grad_norm=norm step_ms[ms]=dt step_s[s]=dt tokens_per_s$=tok/sec"),
         Pattern("step", LINE_START + r"(?P<step>\d{1,12}) train (?P<loss>\d{1,4}\.\d{1,8})" + END),
         Pattern("eval", LINE_START + r"(?P<step>\d{1,12}) val (?P<loss_eval>\d{1,4}\.\d{1,8})" + END),
         line("eval", "validation loss: {loss_eval}", LINE_START, weak=True),
@@ -138,13 +130,10 @@ DIALECTS = (
     )),
     # llm.c and its PyTorch reference. The first step includes set-up. The MFU is -100 % on a GPU that its table lacks.
     Dialect("llm_c", engine="llm.c", patterns=(
-        step(rf"{_LLM_C} \|(?=[^\n]{{0,400}}\d tok/s)", " tok/s", loss=(r" loss {1,12}", rf"(?={_Z} ?\|)"),
-            grad_norm=(r"\| norm {1,12}", rf"(?={_Z} ?\|)"), lr=r"\| lr ", step_ms=(r"\| \(? {0,8}", r"(?= ms \|)"),
-            mfu_percent=(r"\| {1,8}", r"(?=% [\w ]{1,20} MFU \|)", r"\d{1,3}\.\d"),
-            tokens_per_s=(r"\| {1,8}", "(?= tok/s)")),
-        Pattern("step",
-            rf"{_LLM_C}: train loss (?P<loss>{NUMBER})(?: \(acc {NUMBER}\))?(?: norm (?P<grad_norm>{NUMBER}))?"
-            rf"(?: lr (?P<lr>{NUMBER}))? \((?P<step_ms>{NUMBER}) ms, (?P<tokens_per_s>{NUMBER}) tok/s\)"),
+        figures(rf"{_LLM_C} \|(?=[^\n]{{0,400}}\d tok/s)", " tok/s",
+            "loss=loss|train_loss grad_norm=norm lr step_ms[ms]= mfu_percent+[%]= tokens_per_s[tok/s]="),
+        figures(rf"{_LLM_C}(?=: train loss [^\n]{{1,100}} ms, {NUMBER} tok/s\))", ": train loss ",
+            "loss=train_loss grad_norm=norm lr step_ms[ms]= tokens_per_s[tok/s]="),
         line("step", "step {step}: train loss {loss} (took {step_ms} ms)", START),
         Pattern("step", START + rf"s:(?P<step>\d{{1,12}}) trl:(?P<loss>{NUMBER})(?= lr:|\s*$)"),
         line("eval", "val loss {loss_eval}", LINE_START, weak=True),
@@ -171,7 +160,7 @@ DIALECTS = (
     # is the mean since the start, so the step time is taken from differences of `train_time`, exact to 1 ms. Older logs
     # print whole milliseconds, and `nan` for the mean of the first ten steps.
     Dialect("modded_nanogpt", engine="modded-nanogpt", dtype="bf16", patterns=(
-        step(f"{_MODDED}(?![^\\n]{{0,400}} val_loss:)", " step_avg:", loss=(" train_loss:", r"(?=\s|$)")),
+        figures(f"{_MODDED}(?![^\\n]{{0,400}} val_loss:)", " step_avg:", "loss$=train_loss" + _TIMES),
         Pattern("fact", START
             + r"Running PyTorch \S{1,60} compiled for CUDA \S{1,20} on (?P<device>[^\n]{3,60}?) with world_size "
             r"(?P<gpus>\d{1,5})(?=\s*$)", facts={"nodes": 1}),
@@ -192,9 +181,8 @@ DIALECTS = (
     # modded-nanogpt's evaluations: the loss, and the time of training, which does not include them. Some of its logs
     # have no other lines of steps.
     Dialect("modded_nanogpt_evals", engine="modded-nanogpt", patterns=(
-        Pattern("step", _MODDED + has(rf" val_loss:{NUMBER}(?=\s|$)"), literal="val_loss:"),
-        Pattern("eval", r"\bstep:(?P<step>\d{1,12})/\d{1,12}(?= )" + has(" train_time:")
-            + later(" val_loss:", "loss_eval", r"(?=\s|$)"), literal="val_loss:"),
+        figures(_MODDED + has(rf" val_loss:{NUMBER}(?=\s|$)"), "val_loss:", _TIMES),
+        figures(rf"\bstep:{STEP}/\d{{1,12}}(?= )" + has(" train_time:"), "val_loss:", "loss_eval$=val_loss", kind="eval"),
     )),
     # OLMo and OLMo-core: a line that names the step, then one line per metric. Device throughput is per GPU. OLMo-core
     # rounds to four decimals below 1 and prints K, M, B above; `BPS` is too coarse for a step time. Each metric ends
@@ -208,16 +196,15 @@ DIALECTS = (
         Pattern("more", r"(?<!\S)throughput/device/flopsPS=(?P<tflops>\d{1,5}(?:\.\d{1,4})?)T" + END),
         Pattern("fact", r"\bTotal number of parameters: (?P<params>\d{1,3}(?:,\d{3}){1,9})" + END, weak=True),
         # The whole configuration on one line. A `d_model` of another program has no such batch.
-        Pattern("fact", r"\bTrainConfig\((?=[^\n]{0,20000}\bdevice_train_microbatch_size=)"
-            + entries("[(, ]NAME=", _OLMO_CONFIGURATION, "(?=[,)])", r"[^\n]{0,20000}?")
-            + later("[(, ]precision='(?:amp_)?", "dtype", "(?=')", r"\w{4,8}", r"[^\n]{0,20000}?")),
+        figures(r"\bTrainConfig\((?=[^\n]{0,20000}\bdevice_train_microbatch_size=)"
+            + later("[(, ]precision='(?:amp_)?", "dtype", "(?=')", r"\w{4,8}", r"[^\n]{0,20000}?"),
+            "TrainConfig(", _OLMO_CONFIGURATION, kind="fact"),
         line("fact", "Building transformer with {params} total params,", weak=True),
     )),
     # torchtune's logs on disk: one line per step. Tokens/s are per GPU, memory in GiB; the last figure ends the line.
     Dialect("torchtune", engine="torchtune", patterns=(
-        step(rf"\bStep (?P<step>\d{{1,12}}) \|(?= loss:{NUMBER} )", " | loss:", loss=" loss:", lr=" lr:",
-            memory_allocated_gib=" peak_memory_alloc:", tokens_per_s_gpu=(" tokens_per_second_per_gpu:", STOP_OR_END),
-            grad_norm=(" grad_norm:", STOP_OR_END), memory_reserved_gib=(" peak_memory_reserved:", STOP_OR_END)),
+        figures(rf"\bStep {STEP} \|(?= loss:{NUMBER} )", " | loss:", "loss lr tokens_per_s_gpu$=tokens_per_second_per_gpu"
+            " grad_norm$ memory_allocated_gib=peak_memory_alloc memory_reserved_gib$=peak_memory_reserved"),
         # The label of its bar: the epoch and the step, in some versions the step of the epoch. The bar's goal is for one
         # epoch.
         Pattern("step", rf"(?<![\d|])(?P<epoch>\d{{1,6}})\|(?P<step>\d{{1,12}})\|Loss: (?P<loss>{NUMBER})(?=:? |\s*$)"
@@ -235,10 +222,7 @@ DIALECTS = (
     # Python's pprint, or in the command of a shell; a pool of 0 nodes is not used.
     Dialect("verl", engine="verl", interpret=_verl,
         flags=("a step of verl also generates its samples; its loss is the policy's",), patterns=(
-        Pattern("step", r"\bstep:(?P<step>\d{1,12})(?= - [^\n]{0,20000}? - timing_s/step:)"
-            + entries(_VERL_NAME, _VERL, r"\)?(?= - )", _VERL_WITHIN)
-            + later(_VERL_NAME.replace("NAME", "perf/throughput"), "tokens_per_s_gpu", r"\)?(?= - |\s*$)",
-            within=_VERL_WITHIN), literal="timing_s/step:"),
+        figures(rf"\bstep:{STEP}(?= - [^\n]{{0,20000}}? - timing_s/step:)", "timing_s/step:", _VERL),
         *(
             Pattern(
                 "argument",

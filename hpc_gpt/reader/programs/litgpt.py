@@ -5,7 +5,7 @@ Its training time includes evaluations and saves, so the steps are not timed by 
 Only the first line of a step is read: its loss is that of the first micro-batch.
 """
 
-from hpc_gpt.reader.lines.pattern import INT, NUMBER, START, Dialect, Pattern, has, later, line
+from hpc_gpt.reader.lines.pattern import INT, NUMBER, START, STEP, Dialect, Pattern, figures, has, line
 
 # The model's and the training's configuration, each printed as one dict, which a key identifies.
 _CONFIGURATION = {
@@ -24,28 +24,21 @@ DIALECT = Dialect(
     engine="litgpt",
     flags=("litgpt times micro-batches, not steps; its loss is that of a step's first micro-batch",),
     patterns=(
-        Pattern(
-            "step",
-            r"\biter \d{1,12} step (?P<step>\d{1,12})(?= \|)"
-            + has(rf"\| iter time: {NUMBER} ms")
-            + later(r"\| loss train: ", "loss", r"(?=,| \|)")
-            + later(r"[,|] val: ", "loss_eval", r"(?= \|)"),
-            literal=" iter time: ",
+        figures(
+            rf"\biter \d{{1,12}} step {STEP}(?= \|)" + has(rf"\| iter time: {NUMBER} ms"),
+            " iter time: ",
+            "loss=loss_train loss_eval=val",
         ),
-        Pattern(
-            "step",
-            r"\biter \d{1,12}(?: \|)? step (?P<step>\d{1,12})(?=:)"
-            + has("[:,] loss ", rf" (?:iter|train) time: {NUMBER} ?ms")
-            + later("[:,] loss ", "loss", r"(?=,|\s*$)"),
-            literal="iter ",
+        figures(
+            rf"\biter \d{{1,12}}(?: \|)? step {STEP}(?=:)" + has("[:,] loss ", rf" (?:iter|train) time: {NUMBER} ?ms"),
+            "iter ",
+            "loss$",
         ),
         # lit-llama counts micro-batches only.
-        Pattern(
-            "step",
-            r"\biter \d{1,12}(?=:)"
-            + has("[:,] loss ", rf"[:,] time: {NUMBER} ?ms(?:,|\s*$)")
-            + later("[:,] loss ", "loss", r"(?=,|\s*$)"),
-            literal="iter ",
+        figures(
+            r"\biter \d{1,12}(?=:)" + has("[:,] loss ", rf"[:,] time: {NUMBER} ?ms(?:,|\s*$)"),
+            "iter ",
+            "loss$",
         ),
         line("eval", "iter {}: val loss {loss_eval}, val time: ", weak=True),
         line("eval", "step {}: val loss {loss_eval}, val time: ", weak=True),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from hpc_gpt.reader.lines.fields import Fields
-from hpc_gpt.reader.lines.pattern import NUMBER, Dialect, Pattern, later, line, named
+from hpc_gpt.reader.lines.pattern import NUMBER, STEP, Dialect, Pattern, figures, line
 
 _SETTINGS = {
     "max_target_length": "seq",
@@ -47,11 +47,10 @@ DIALECT = Dialect(
     engine="maxtext",
     interpret=_interpret,
     patterns=(
-        Pattern(
-            "step",
-            r"\bcompleted step: (?P<step>\d{1,12}),"
-            + named(step_s=" seconds: ", tflops=" TFLOP/s(?:/device)?: ", tokens_per_s_gpu=" Tokens/s/device: ")
-            + later(", loss:? ", "loss", r"(?=,|\s*$)", r"(?:\d{1,9}\.\d{3}|nan|inf)"),
+        figures(
+            rf"\bcompleted step: {STEP},",
+            "completed step: ",
+            "step_s=seconds tflops=TFLOP/s|TFLOP/s/device tokens_per_s_gpu=Tokens/s/device loss$3",
         ),
         Pattern("eval", rf"\b[Cc]ompleted eval after train step (?P<step>\d{{1,12}}), loss=(?P<loss_eval>{NUMBER}),"),
         line("eval", "average loss after step={step}: eval_step_count={}, eval_loss={loss_eval},"),

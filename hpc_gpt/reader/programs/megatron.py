@@ -1,45 +1,32 @@
 """Megatron-LM's lines during training, from 2020 to now, and what it and its forks print beside them."""
 
-from hpc_gpt.reader.lines.pattern import Dialect, Pattern, entries, later, line
+from hpc_gpt.reader.lines.pattern import STEP, Dialect, Pattern, figures, later, line
 
 # The iteration line, in every form since 2020.
 _HEAD = r"\biteration {1,20}(?P<step>\d{1,12}) ?/ {0,20}(?P<steps_planned>\d{1,12}) {0,4}\|"
-# {field (reader/lines/fields.py): the keys between the bars after the head that give it}. `lm loss` is missing if every
-# iteration since the last line was skipped. `(s)` is BigScience's; forks print the other throughputs, too, which are all
-# per GPU.
-_KEYS_OF = {
-    "consumed_samples": ("consumed samples",),
-    "consumed_tokens": ("consumed tokens",),
-    "step_ms": ("elapsed time per iteration (ms)",),
-    "step_s": ("elapsed time per iteration (s)", "elapsed time per iteration (sec)"),
-    "lr": ("learning rate",),
-    "global_batch": ("global batch size",),
-    "loss": ("lm loss", "lm-loss", "lm_loss", "loss"),
-    # Of a mixture: Megatron-LM's losses are before their coefficients, the sum over the layers in DeepSpeed's fork after.
-    "balance_loss": ("load_balancing_loss", "moe loss", "moe_loss"),
-    "balance_loss_of_sequences": ("seq_load_balancing_loss",),
-    "balance_loss_of_ranks": ("global_load_balancing_loss",),
-    "z_loss": ("z_loss",),
-    "expert_load": ("load_imbalance",),
-    "loss_scale": ("loss scale",),
-    "grad_norm": ("grad norm",),
-    "skipped": ("number of skipped iterations",),
-    "nan": ("number of nan iterations",),
-    "samples_per_s": ("samples per second", "samples/sec"),
-    "tokens_per_s": ("tokens per second",),
-    "tokens_per_s_gpu": (
-        "tokens per gpu per second (tgs)", "tokens per GPU per second", "tokens per GPU (tokens/s/GPU)", "tokens/s/GPU",
-        "tokens/sec/gpu", "tokens-per-second-per-gpu", "tokens/s/GPU inst/harmonic mean",
-    ),
-    "tflops": (
-        "TFLOPs", "TFLOPS", "throughput per GPU (TFLOP/s/GPU)", "compute per GPU (TFLOP/s/GPU)",
-        "throughput (TFLOP/s/GPU)", "model TFLOP/s/GPU",
-    ),
-    "mfu_percent": ("MFU", "mfu"),
-}  # fmt: skip
-_KEYS = {key: name for name, keys in _KEYS_OF.items() for key in keys}
+# `lm loss` is missing if every iteration since the last line was skipped. `(s)` is BigScience's; forks print the other
+# throughputs, too, which are all per GPU. Of a mixture: Megatron-LM's losses are before their coefficients, the sum over
+# the layers in DeepSpeed's fork after.
+NAMES = """
+    consumed_samples consumed_tokens
+    step_ms=elapsed_time_per_iteration_(ms)
+    step_s=elapsed_time_per_iteration_(s)|elapsed_time_per_iteration_(sec)
+    lr=learning_rate global_batch=global_batch_size loss=lm_loss|loss
+    balance_loss=load_balancing_loss|moe_loss
+    balance_loss_of_sequences=seq_load_balancing_loss
+    balance_loss_of_ranks=global_load_balancing_loss
+    z_loss expert_load=load_imbalance loss_scale grad_norm
+    skipped=number_of_skipped_iterations nan=number_of_nan_iterations
+    samples_per_s=samples_per_second|samples/sec
+    tokens_per_s=tokens_per_second
+    tokens_per_s_gpu=tokens_per_gpu_per_second_(tgs)|tokens_per_GPU_per_second|tokens_per_GPU_(tokens/s/GPU)|tokens/s/GPU
+    tokens_per_s_gpu=tokens/sec/gpu|tokens_per_second_per_gpu|tokens/s/GPU_inst/harmonic_mean
+    tflops=TFLOPs|TFLOPS|throughput_per_GPU_(TFLOP/s/GPU)|compute_per_GPU_(TFLOP/s/GPU)|throughput_(TFLOP/s/GPU)
+    tflops=model_TFLOP/s/GPU
+    mfu_percent=MFU|mfu
+"""
 _NUMBER = r"\d{1,9}\.\d{1,16}"
-ITERATION = Pattern("step", _HEAD, literal="elapsed time per iteration", keys=_KEYS, closed=True)
+ITERATION = figures(_HEAD, "elapsed time per iteration", NAMES)
 
 MEGATRON = Dialect(
     name="megatron",
@@ -103,13 +90,11 @@ MEGATRON = Dialect(
     ),
 )
 
-_ALCF = {
-    "consumed_samples": "consumed_samples", "consumed_tokens": "consumed_tokens", "learning_rate": "lr",
-    "elapsed_time_per_iteration_ms": "step_ms", "global_batch_size": "global_batch", "lm loss": "loss",
-    "loss_scale": "loss_scale", "grad_norm": "grad_norm", "number_of_skipped_iterations": "skipped",
-    "number_of_nan_iterations": "nan", "samples_per_second": "samples_per_s", "actual_seqlen": "seq",
-    "tokens_per_gpu_per_second_tgs": "tokens_per_s_gpu", r"(?:\[LM\])?TFLOPs": "tflops",
-}  # fmt: skip
+_ALCF = """
+    consumed_samples consumed_tokens lr=learning_rate step_ms=elapsed_time_per_iteration_ms global_batch=global_batch_size
+    loss=lm_loss loss_scale grad_norm skipped=number_of_skipped_iterations nan=number_of_nan_iterations seq=actual_seqlen
+    samples_per_s=samples_per_second tokens_per_s_gpu=tokens_per_gpu_per_second_tgs tflops=TFLOPs
+"""
 
 
 def _size(name: str, field: str) -> Pattern:
@@ -124,8 +109,8 @@ DIALECTS = (
     MEGATRON,
     # Iteration lines of the Argonne fork of Megatron-DeepSpeed: an equals sign after each name.
     Dialect("megatron_alcf", engine="megatron-lm", patterns=(
-        Pattern("step", r"\biteration= {0,12}(?P<step>\d{1,12})/ {0,12}(?P<steps_planned>\d{1,12}) (?=\|)"
-            + entries(r"\| NAME= {0,12}", _ALCF, r"(?= \|)"), literal="elapsed_time_per_iteration_ms="),
+        figures(rf"\biteration= {{0,12}}{STEP}/ {{0,12}}(?P<steps_planned>\d{{1,12}}) (?=\|)",
+            "elapsed_time_per_iteration_ms=", _ALCF),
         line("fact", ":model_provider] Number of parameters in model: {params}"),
         Pattern("fact",
             r"> number of parameters on \(tensor, pipeline\) model parallel rank \((?P<rank_name>\d{1,6}, \d{1,6})\)="
@@ -136,8 +121,8 @@ DIALECTS = (
         # Precedes the iteration line of the same step and has no step number.
         Pattern("step",
             r"\bStep Time : \d{1,9}\.\d{1,4}s GPU utilization: (?P<tflops>\d{1,6}\.\d{1,4})MODEL_TFLOP/s/GPU"),
-        Pattern("memory", r"(?:\[Rank (?P<rank>\d{1,7})\] )?\(after \d{1,12} iterations\) memory \(GB\) \|",
-            keys={"mem-max-allocated-gigabytes": "memory_allocated_gb", "mem-max-reserved-gigabytes": "memory_reserved_gb"}),
+        figures(r"(?:\[Rank (?P<rank>\d{1,7})\] )?\(after \d{1,12} iterations\) memory \(GB\) \|", "memory (GB) |",
+            "memory_allocated_gb$=mem-max-allocated-gigabytes memory_reserved_gb$=mem-max-reserved-gigabytes", kind="memory"),
     )),
     # Lines of Megatron-LM and its forks before training: world size, parallel sizes, batch, parameter counts.
     Dialect("megatron_run", engine="megatron-lm", patterns=(

@@ -12,12 +12,14 @@ from hpc_gpt.reader.lines.pattern import (
     INT,
     LINE_START,
     NUMBER,
+    OF_STEPS,
     START,
+    STEP,
     Dialect,
     Pattern,
-    later,
+    figures,
+    has,
     line,
-    named,
     settings,
 )
 
@@ -46,22 +48,15 @@ DIALECT = Dialect(
     interpret=_interpret,
     flags=("nanochat's printed loss is smoothed over steps",),
     patterns=(
-        Pattern(
-            "step",
-            # Unlike build-nanogpt it prints the share of steps that are done, or the multiplier of the learning rate.
-            rf"\bstep (?P<step>\d{{1,12}})(?:/(?P<steps_planned>\d{{1,12}}))?"
-            rf"(?: \({NUMBER}%\) \||(?= \| [^\n]{{0,400}}\| lrm: ))(?=[^\n]{{0,400}}? loss: )"
-            + named(loss=" loss: ", grad_norm=" grad[ _]norm: ", mfu_percent=r" \| (?:[a-z]\w{1,4}_)?mfu: ")
-            + later(" dt: ", "step_ms", "(?= ?ms)")
-            + later(" tok/sec: ", "tokens_per_s", r"(?= \|)", INT),
-            literal="tok/sec: ",
+        # Unlike build-nanogpt it prints the share of steps that are done, or the multiplier of the learning rate.
+        figures(
+            rf"\bstep {STEP}(?:{OF_STEPS})?"
+            rf"(?: \({NUMBER}%\) \||(?= \| [^\n]{{0,400}}\| lrm: ))(?=[^\n]{{0,400}}? loss: )",
+            "tok/sec: ",
+            "loss grad_norm step_ms[ms]=dt tokens_per_s=tok/sec mfu_percent=mfu|bf16_mfu|fp8_mfu",
         ),
         # The last stage prints neither time nor rate.
-        Pattern(
-            "step",
-            rf"\bStep (?P<step>\d{{1,12}})/(?P<steps_planned>\d{{1,12}}) \| Training loss: (?P<loss>{NUMBER})(?= ?\| lrm: )",
-            literal="| Training loss: ",
-        ),
+        figures(rf"\bStep {STEP}{OF_STEPS}{has('lrm: ')} \| ", "| Training loss: ", "loss=Training_loss"),
         *(
             Pattern(
                 "argument",

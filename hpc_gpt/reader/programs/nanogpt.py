@@ -4,20 +4,13 @@ For the first logged steps it prints an MFU of -100 %. A line is one step, timed
 steps have; its loss is that of the last micro-batch. Some copies print losses in bits a character, `BPC`.
 """
 
-from hpc_gpt.reader.lines.pattern import END, INT, NUMBER, START, Dialect, Pattern, has, later, line, named, settings
+from hpc_gpt.reader.lines.pattern import END, INT, NUMBER, START, STEP, Dialect, Pattern, figures, has, line, settings
 
 _OVERRIDDEN = {
     "block_size": "seq", "batch_size": "micro_batch", "n_layer": "layers", "n_head": "heads", "n_embd": "hidden",
 }  # fmt: skip
 
-_MFU = rf"(?!-){NUMBER}"
-
-
-def _loss(name: str, group: str) -> str:
-    """A lookahead for a loss, which some copies print in bits."""
-    plain = later(name, group, r"(?=,|\s*$)")
-    return later(name, f"{group}_bits", "(?= BPC)") + rf"(?:(?![^\n]* BPC){plain})?"
-
+_EVALUATION = rf"\bstep {STEP}(?=:){has('[:,] train loss ')}"
 
 DIALECT = Dialect(
     name="nanogpt",
@@ -27,37 +20,20 @@ DIALECT = Dialect(
         "nanoGPT's count of parameters leaves the positions out",
     ),
     patterns=(
-        Pattern(
-            "step",
-            rf"(?<!; )\biter (?P<step>\d{{1,12}})(?=:){has('[:,] loss ', rf'[:,] time {NUMBER}ms')}"
-            + _loss("[:,] loss ", "loss")
-            + later("[:,] time ", "step_ms", "(?=ms)")
-            + later("[:,] mfu ", "mfu_percent", "(?=%)", _MFU),
+        figures(
+            rf"(?<!; )\biter {STEP}(?=:){has('[:,] loss ', rf'[:,] time {NUMBER}ms')}",
+            "iter ",
+            "loss_bits[BPC]=loss loss$ step_ms[ms]=time mfu_percent+[%]=mfu",
         ),
-        Pattern(
-            "step",
-            START
-            + r"(?P<step>\d{1,12})(?= \|)"
-            + has(rf"\| {NUMBER}ms\b", r"\| mfu ")
-            + named(r"(?= \||\s*$)", loss=r"\| loss ", lr=r"\| lr ")
-            + later(r"\| ", "step_ms", "(?=ms)")
-            + later(r"\| mfu ", "mfu_percent", "(?=%)", _MFU),
-            literal="| mfu ",
-            head=START + r"\d{1,12} \|",
+        figures(
+            START + rf"{STEP}(?= \|)" + has(rf"\| {NUMBER}ms\b", r"\| mfu "),
+            "| mfu ",
+            "loss$ lr$ step_ms[ms]= mfu_percent+[%]=mfu",
         ),
         # wordplay's, with milliseconds and the job's millions of tokens per second.
-        Pattern(
-            "step",
-            rf"\bstep=(?P<step>\d{{1,12}})(?= ){has(rf' dt={NUMBER} ')}"
-            + named(r"(?= )", loss=" loss=", step_ms=" dt=", tokens_per_us=" mtps=")
-            + later(" mfu=", "mfu_percent", r"(?=\s)", _MFU),
-            literal=" mtps=",
-        ),
-        Pattern(
-            "eval",
-            rf"\bstep (?P<step>\d{{1,12}})(?=:){has('[:,] train loss ')}" + _loss("[:,] val loss ", "loss_eval"),
-            literal="val loss ",
-        ),
+        figures(rf"\bstep={STEP}(?= )", " mtps=", "loss step_ms=dt tokens_per_us=mtps mfu_percent+=mfu"),
+        figures(_EVALUATION + has(" BPC"), "val loss ", "loss_eval_bits[BPC]=val_loss", kind="eval"),
+        figures(_EVALUATION + r"(?![^\n]* BPC)", "val loss ", "loss_eval$=val_loss", kind="eval"),
         Pattern("fact", START + rf"number of parameters: (?P<params_millions>{NUMBER})M\s*$", weak=True),
         # The optimizer's parameters in two groups: all parameters, exactly.
         *(

@@ -4,23 +4,13 @@
 `time_per_iteration_ms` (since March 2025). 1.02K samples may be 1,020 or 1,024: only a batch without a suffix is read.
 """
 
-from collections.abc import Mapping
+from hpc_gpt.reader.lines.pattern import END, INT, SHORT, STEP, Dialect, Pattern, figures
 
-from hpc_gpt.reader.lines.pattern import END, INT, SHORT, Dialect, Pattern, entries
-
-_COLUMNS = {
-    "consumed_tokens": "consumed_tokens", "tokens_per_sec": "tokens_per_s", "tokens_per_sec_per_gpu": "tokens_per_s_gpu",
-    "lm_loss": "loss", "lr": "lr", "model_tflops_per_gpu": "tflops",
-}  # fmt: skip
-_SIZES = {"cp": "cp", "sequence_length": "seq", "global_batch_size": "global_batch", "train_steps": "steps_planned"}
-
-
-def _columns(fields: Mapping[str, str], number: str = rf"(?:{SHORT}|nan|inf)", end: str = r"(?= \|)") -> str:
-    """A lookahead for each column that the line has."""
-    return entries(r"\| NAME: {0,20}", fields, end, r"[^\n]{0,4000}?", number)
-
-
-_ITERATION = r"\biteration: (?P<step>\d{1,12}) / (?P<steps_planned>\d{1,12})(?= \|)"
+_ITERATION = rf"\biteration: {STEP} / (?P<steps_planned>\d{{1,12}})(?= \|)"
+_COLUMNS = (
+    " consumed_tokens tokens_per_s=tokens_per_sec tokens_per_s_gpu=tokens_per_sec_per_gpu loss=lm_loss lr"
+    " tflops=model_tflops_per_gpu"
+)
 
 # A line of the configuration follows the tag: a program that logs its own source has the same text without one.
 _TAG = r"\[INFO\|DP=[^\]\n]{1,60}\]: [^\n]{0,300}?"
@@ -30,22 +20,17 @@ DIALECT = Dialect(
     engine="nanotron",
     flags=("nanotron rounds its figures to three digits",),
     patterns=(
-        Pattern(
-            "step",
-            _ITERATION
-            + _columns({"elapsed_time_per_iteration_ms": "step_ms"} | _COLUMNS)
-            + _columns({"global_batch_size": "global_batch"}, r"\d{1,9}")
-            + _columns({"grad_norm": "grad_norm"}, end=r"(?= \||\s*$)"),
-            literal="| elapsed_time_per_iteration_ms: ",
+        figures(
+            _ITERATION,
+            "| elapsed_time_per_iteration_ms: ",
+            "step_ms=elapsed_time_per_iteration_ms global_batch=global_batch_size grad_norm$" + _COLUMNS,
         ),
-        Pattern(
-            "step",
-            _ITERATION + _columns({"time_per_iteration_ms": "step_ms", "grad_norm": "grad_norm"} | _COLUMNS),
-            literal="| time_per_iteration_ms: ",
-        ),
-        Pattern(
-            "fact",
-            rf"\bmbs: (?P<micro_batch>{INT}) \| grad_accum: (?P<micro_batches>{INT})(?= \|)" + _columns(_SIZES, INT),
+        figures(_ITERATION, "| time_per_iteration_ms: ", "step_ms=time_per_iteration_ms grad_norm" + _COLUMNS),
+        figures(
+            rf"\bmbs: (?P<micro_batch>{INT}) \| grad_accum: (?P<micro_batches>{INT})(?= \|)",
+            " | grad_accum: ",
+            "cp seq=sequence_length global_batch=global_batch_size steps_planned=train_steps",
+            kind="fact",
         ),
         # The configuration as pprint prints it: one argument per line.
         Pattern("fact", r"\bParallelismArgs\(dp=(?P<dp>\d{1,6})(?=,\s*$)"),

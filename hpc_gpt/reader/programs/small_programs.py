@@ -1,46 +1,25 @@
 """Programs with a few lines each. The head of a step's line is followed by its figures, in any order."""
 
-from hpc_gpt.reader.lines.pattern import (
-    END,
-    NUMBER,
-    START,
-    STOP_OR_END,
-    Dialect,
-    Pattern,
-    entries,
-    later,
-    line,
-    named,
-    step,
-)
+from hpc_gpt.reader.lines.pattern import END, NUMBER, OF_STEPS, START, STEP, Dialect, Pattern, figures, line
 
 _OURS = ("loss_eval", "grad_norm", "balance_loss", "z_loss", "expert_load", "experts_dead", "lr", "step_s", "tokens_per_s",
          "memory_allocated_gib", "memory_reserved_gib")  # fmt: skip
 
-_INTERNEVO = {"lr": "lr", "grad_norm": "grad_norm", "num_consumed_tokens": "consumed_tokens"}
+_INTERNEVO = "loss tokens_per_s_gpu=tgs_(tokens/gpu/second) lr grad_norm consumed_tokens=num_consumed_tokens"
 
-_METRIC_LOGGER = (
-    named(r"(?= (?:\(| ))", loss=" (?:total_)?loss: ", lr=" lr: ")
-    + named(r"(?=(?: \(| ))", step_s=" time: ")
-    + later(" max mem: ", "memory_allocated_mib", END)
-)
+_METRIC_LOGGER = "loss=loss|total_loss lr step_s=time memory_allocated_mib$=max_mem"
+_OF_EPOCH = r"/(?P<epoch_steps>\d{1,12})"
 _ETA = r"\](?= {1,4}eta: (?=[^\n]{0,3000} data: ))"
 
-_MMENGINE = (
-    r"(?=[^\n]{0,400}? time: )"
-    + named(lr=" lr: ", step_s=" time: ", grad_norm=" grad_norm: ", memory_allocated_mib=" memory: ")
-    + named(STOP_OR_END, loss=" loss: ")
-)
-
-_SHORT = r"\d{1,12}(?:\.\d{1,4})?[KMBT]?"
+_TIMED = r"(?=[^\n]{0,400}? time: )"
+_MMENGINE = "loss$ lr step_s=time grad_norm memory_allocated_mib=memory"
 
 DIALECTS = (
     # NVIDIA NeMo Automodel: tokens/s of the job, and of one GPU in brackets.
     Dialect("automodel", engine="automodel", dtype="bf16", patterns=(
-        step(r"\bstep (?P<step>\d{1,12})(?= \|[^\n]{0,400}? loss )", " | num_label_tokens ", epoch=r"\| epoch ",
-            loss=r"\| loss ", grad_norm=r"\| grad_norm ", lr=r"\| lr ",
-            balance_loss=r"\| (?:aux|load_balanc(?:e|ing))_loss ", memory_allocated_gib=r"\| mem ",
-            tokens_per_s=(r"\| tps ", r"(?=\()"), tokens_per_s_gpu=(rf"\| tps {NUMBER}\(", r"(?=/gpu\))")),
+        figures(rf"\bstep {STEP}(?= \|[^\n]{{0,400}}? loss )", " | num_label_tokens ",
+            "epoch loss grad_norm lr balance_loss=aux_loss|load_balance_loss|load_balancing_loss memory_allocated_gib=mem"
+            " tokens_per_s[(]=tps tokens_per_s_gpu[/gpu)]="),
         # The benchmark recipe, which counts from 0 and prints the time on a line of its own.
         Pattern("step", r"\bRank \d{1,7} \| Iteration (?P<step>\d{1,12}) \| num_label_tokens=\d{1,12} \| "
             rf"Max Memory Allocated: (?P<memory_allocated_gib>{NUMBER}) GB \| loss=(?P<loss>{NUMBER})" + END),
@@ -58,19 +37,15 @@ DIALECTS = (
     )),
     # This project's own metrics.jsonl, if it is read without its run folder.
     Dialect("hpc_gpt_metrics", engine="hpc-gpt", patterns=(
-        Pattern("step", r"\{\"step\": (?P<step>\d{1,12}), \"loss\": (?=[^{}\n]{0,1000}\"time\": [\d.]{1,24}[,}])"
-            rf"(?:(?P<loss>{NUMBER})|null)(?=, \"loss_eval\": )"
-            + entries(r"\"NAME\": ", {**{name: name for name in _OURS}, "time": "at"}, "(?=[,}])", r"[^{}\n]{0,1000}?"),
-            literal='"loss_eval": '),
+        figures(rf"\{{\"step\": {STEP}(?=, \"loss\": [^{{}}\n]{{0,1000}}\"time\": [\d.]{{1,24}}[,}}])", '"loss_eval": ',
+            f"loss {' '.join(_OURS)} at=time"),
         Pattern("save",
             rf"\{{\"step\": (?P<step>\d{{1,12}}), \"loss\": [^{{}}\n]{{1,1000}}, \"save_s\": (?P<save_s>{NUMBER}), \"time\": "),
     )),
     # InternEvo and InternLM: a line a step. Its TFLOPs and `tgs` are per GPU, of the last step.
     Dialect("internevo", engine="internevo", patterns=(
-        Pattern("step",
-            rf"\btflops=(?P<tflops>{NUMBER})[ ,]{{1,2}}step=(?P<step>\d{{1,12}})[ ,]{{1,2}}loss=(?P<loss>{NUMBER})[ ,]"
-            rf"[^\n]{{0,100}}?\btgs \(tokens/gpu/second\)=(?P<tokens_per_s_gpu>{NUMBER})(?=[ ,])"
-            + entries("[ ,]NAME=", _INTERNEVO, "(?=[ ,])")),
+        figures(rf"\btflops=(?P<tflops>{NUMBER})[ ,]{{1,2}}step={STEP}[ ,]{{1,2}}(?=loss={NUMBER}[ ,])", " (tokens/gpu/second)=",
+            _INTERNEVO),
         Pattern("start", r"\bDistributed environment is initialized, data parallel size: (?P<dp>\d{1,7}), "
             r"pipeline parallel size: (?P<pp>\d{1,5}), tensor parallel size: (?P<tp>\d{1,5})(?=,|\s*$)"),
     )),
@@ -78,9 +53,9 @@ DIALECTS = (
     # step without the wait for data: no step time is taken from it.
     Dialect("lerobot", engine="lerobot", flags=("lerobot rounds the numbers of steps: the lines are counted",),
         patterns=(
-        step(r"\bstep:\d{1,6}[KMB]? smpl:\d{1,6}[KMB]? ep:\d{1,6}[KMB]? (?=epch:[^\n]{0,200}? loss:[^\n]{0,200}? updt_s:)",
-            " updt_s:", epoch=("epch:", "(?= )"), loss=(" loss:", "(?= )"), grad_norm=(" grdn:", "(?= )"),
-            lr=(" lr:", "(?= )"), samples_per_s=(" smp/s:", "(?= )")),
+        figures(
+            r"\bstep:\d{1,6}[KMB]? smpl:\d{1,6}[KMB]? ep:\d{1,6}[KMB]? (?=epch:[^\n]{0,200}? loss:[^\n]{0,200}? updt_s:)",
+            " updt_s:", "epoch=epch loss grad_norm=grdn lr samples_per_s=smp/s"),
         Pattern("fact", r"'log_freq': (?P<log_interval>\d{1,9})(?=[,}])"),
         Pattern("fact", START + r"cfg\.steps=(?P<steps_planned>\d{1,12}) \("),
         Pattern("fact", START + r"num_total_params=(?P<params>\d{1,15}) \("),
@@ -95,18 +70,15 @@ DIALECTS = (
     # the mean of these 20 steps. In `Epoch: [3]` and LAVIS' `data epoch: [3]` the count is in batches of an epoch, in
     # `Training` in all steps. Peak memory is allocated, in MiB.
     Dialect("metric_logger", patterns=(
-        Pattern("step",
-            r"\b(?:E|data e)poch: \[(?P<epoch>\d{1,6})(?:/\d{1,6})?\] {1,4}\[ {0,12}(?P<step>\d{1,12})/(?P<epoch_steps>\d{1,12})"
-            + _ETA + _METRIC_LOGGER, literal="  eta: "),
-        Pattern("step", r"\bTraining {1,4}\[ {0,12}(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})" + _ETA
-            + _METRIC_LOGGER, literal="  eta: "),
+        figures(rf"\b(?:E|data e)poch: \[(?P<epoch>\d{{1,6}})(?:/\d{{1,6}})?\] {{1,4}}\[ {{0,12}}{STEP}{_OF_EPOCH}" + _ETA,
+            "  eta: ", _METRIC_LOGGER),
+        figures(rf"\bTraining {{1,4}}\[ {{0,12}}{STEP}{OF_STEPS}" + _ETA, "  eta: ", _METRIC_LOGGER),
     )),
     # mlx-lm and its descendants, on Apple's GPUs: iterations, rates since the line before, memory in units of 1e9
     # bytes.
     Dialect("mlx_lm", engine="mlx", patterns=(
-        step(r"\bIter (?P<step>\d{1,12}): ", ": Train loss ", loss=("Train loss ", "(?=,)"),
-            lr=("Learning Rate ", "(?=,)"), steps_per_s=("It/sec ", "(?=,)"), tokens_per_s=("Tokens/sec ", "(?=,)"),
-            consumed_tokens=("Trained Tokens ", "(?=,| GB)"), memory_allocated_gb=("Peak mem ", "(?=,| GB)")),
+        figures(rf"\bIter {STEP}: ", ": Train loss ", "loss=Train_loss lr=Learning_Rate steps_per_s=It/sec"
+            " tokens_per_s=Tokens/sec consumed_tokens=Trained_Tokens memory_allocated_gb[GB]=Peak_mem"),
         line("eval", "Iter {step}: Val loss {loss_eval}, Val took {}s"),
     )),
     # MMEngine: OpenMMLab's trainers and XTuner before its version 1. Peak memory is allocated, in MiB; the time is per
@@ -114,31 +86,25 @@ DIALECTS = (
     # gradients an iteration is not a step.
     # Before, MMCV's runner: `Epoch [3][50/5005]`, and `Iter [50/160000]` of all iterations.
     Dialect("mmengine", engine="mmengine", patterns=(
-        *(Pattern("step", rf"(?<!\S){count}/(?P<{goal}>\d{{1,12}})\]\s" + _MMENGINE, literal=literal)
-            for count, goal, literal in (
-                (r"Epoch \[(?P<epoch>\d{1,6})\]\[(?P<step>\d{1,12})", "epoch_steps", "Epoch ["),
-                (r"Iter \[(?P<step>\d{1,12})", "steps_planned", "Iter ["))),
-        Pattern("step", r"\bIter\(train\) {1,4}\[ {0,12}(?P<step>\d{1,12})/(?P<steps_planned>\d{1,12})\]" + _MMENGINE,
-            literal="Iter(train) "),
-        Pattern("step",
-            r"\bEpoch\(train\) {1,4}\[ {0,6}(?P<epoch>\d{1,6})\]\[ {0,12}(?P<step>\d{1,12})/(?P<epoch_steps>\d{1,12})\]"
-            + _MMENGINE, literal="Epoch(train) "),
+        figures(rf"(?<!\S)Epoch \[(?P<epoch>\d{{1,6}})\]\[{STEP}{_OF_EPOCH}\]\s" + _TIMED, "Epoch [", _MMENGINE),
+        figures(rf"(?<!\S)Iter \[{STEP}{OF_STEPS}\]\s" + _TIMED, "Iter [", _MMENGINE),
+        figures(rf"\bIter\(train\) {{1,4}}\[ {{0,12}}{STEP}{OF_STEPS}\]" + _TIMED, "Iter(train) ", _MMENGINE),
+        figures(rf"\bEpoch\(train\) {{1,4}}\[ {{0,6}}(?P<epoch>\d{{1,6}})\]\[ {{0,12}}{STEP}{_OF_EPOCH}\]" + _TIMED,
+            "Epoch(train) ", _MMENGINE),
     )),
     # picotron. Its global batch is in tokens; its memory is the allocator's reserved memory, in 10^9 bytes.
     Dialect("picotron", engine="picotron", flags=("picotron rounds tokens to two decimals of K, M or B",), patterns=(
-        step(r"\bStep: (?P<step>\d{1,12})(?= *\|)", "| Tokens/s/GPU: ", loss=r"\| Loss: *", mfu_percent=r"\| MFU: *",
-            tokens_per_s=(r"\| Tokens/s: *", "(?= |/)", _SHORT), tokens_per_s_gpu=(r"\| Tokens/s/GPU: *", "(?= |/)", _SHORT),
-            consumed_tokens=(r"\| Tokens: *", "(?= |/)", _SHORT), memory_reserved_gb=(r"\| Memory usage: *", "(?=GB)")),
+        figures(rf"\bStep: {STEP}(?= *\|)", "| Tokens/s/GPU: ", "loss=Loss mfu_percent[%]=MFU tokens_per_s=Tokens/s"
+            " tokens_per_s_gpu=Tokens/s/GPU consumed_tokens=Tokens consumed_tokens[/]=Tokens memory_reserved_gb[GB]=Memory_usage"),
         Pattern("fact", START + r"Number of parameters: (?P<params>\d{1,4}\.\d\d[KMBT])\s*$", weak=True),
     )),
     # prime-rl: a line per step of the trainer, from step 0. Tokens/s are the job's, peak memory is reserved, in GiB. A
     # step of reinforcement learning also waits for its samples, and its loss is the policy's. The orchestrator's lines
     # have the same form without a loss, and are not read.
     Dialect("prime_rl", engine="prime-rl", patterns=(
-        step(rf"\bStep (?P<step>\d{{1,12}}) \| Time: (?P<step_s>{NUMBER})s (?=[^\n]{{0,200}}? Loss: )", " | Time: ",
-            loss=r" Loss: ", grad_norm=r"\| Grad\. Norm: ", lr=r"\| LR: ",
-            tokens_per_s=(r"\| Throughput: ", " tokens/s"), mfu_percent=(r"\| MFU: ", "%"),
-            memory_reserved_gib=(r"\| Peak Mem\.: ", "(?:/| GiB)")),
+        figures(rf"\bStep {STEP} \| (?=Time: {NUMBER}s [^\n]{{0,200}}? Loss: )", " | Time: ",
+            "step_s[s]=Time loss=Loss grad_norm=Grad._Norm lr=LR tokens_per_s[tokens/s]=Throughput mfu_percent[%]=MFU"
+            " memory_reserved_gib[/]=Peak_Mem. memory_reserved_gib[GiB]=Peak_Mem."),
         Pattern("start",
             r"\bStarting (?:SFT|RL) trainer in World\(world_size=(?P<gpus>\d{1,7}), [^\n]{0,200}?\bnum_nodes=(?P<nodes>\d{1,6})\)"),
         Pattern("fact", r"\bStarting training loop \(max_steps=(?P<steps_planned>\d{1,12})\)"),
@@ -148,10 +114,9 @@ DIALECTS = (
     # `text_tokens` are one rank's, the consumed tokens those of all ranks. `time` is the step without the wait for
     # data.
     Dialect("xtuner", engine="xtuner", patterns=(
-        step(r"\bStep (?P<step>\d{1,12})/(?P<steps_planned>\d{1,12}) (?=data_time: [^\n]{1,1000}? reduced_llm_loss: )",
-            " reduced_llm_loss: ", loss=" reduced_llm_loss: ", lr=" lr: ", step_s=" time: ", grad_norm=" grad_norm: ",
-            balance_loss=" reduced_balancing_loss: ", z_loss=" reduced_z_loss: ", tokens_per_s_gpu=" tgs: ",
-            consumed_tokens=" (?:reduced|total)_consumed_tokens: ", memory_allocated_gib=" max_memory: ",
-            memory_reserved_gib=" reserved_memory: "),
+        figures(rf"\bStep {STEP}{OF_STEPS} (?=data_time: [^\n]{{1,1000}}? reduced_llm_loss: )", " reduced_llm_loss: ",
+            "loss=reduced_llm_loss lr step_s=time grad_norm balance_loss=reduced_balancing_loss z_loss=reduced_z_loss"
+            " tokens_per_s_gpu=tgs consumed_tokens=reduced_consumed_tokens|total_consumed_tokens"
+            " memory_allocated_gib=max_memory memory_reserved_gib=reserved_memory"),
     )),
 )  # fmt: skip

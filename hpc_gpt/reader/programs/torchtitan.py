@@ -4,9 +4,8 @@
 in sequences; later versions give tokens per rank and per step. Validation has its own lines.
 """
 
-from hpc_gpt.reader.lines.pattern import INT, NUMBER, Dialect, Pattern, entries, later, named
+from hpc_gpt.reader.lines.pattern import INT, NUMBER, STEP, Dialect, Pattern, entries, figures
 
-_NO_LOSS = rf"(?!-){NUMBER}"  # below 0: the rank has no loss
 _MESHES = ("dp", "dp tp", "pp dp", "pp dp tp", "dp cp", "dp cp tp", "pp dp cp tp", "tp", "pp", "pp tp")
 _MESH = r"(?=[^\n]{{0,300}}\b{name}=(?P<{group}>\d{{1,6}})(?=,|\s*$))"
 _MODEL = r"\bBuilding \S{1,64} \S{1,64} with \w{0,40}ModelArgs\("
@@ -20,24 +19,20 @@ DIALECT = Dialect(
     dtype="bf16",
     engine="torchtitan",
     patterns=(
-        Pattern(
-            "step",
-            # The last step has a second line, of the final step.
-            r"(?<!validate )\bstep: {1,8}(?P<step>\d{1,12})(?= {2}[^\n]{0,400} {2}(?:tps|wps): )"
-            + later(r" {2}loss: {1,8}", "loss", "(?=  )", _NO_LOSS)
-            + named("(?=  )", grad_norm=" grad_norm: {1,8}", tflops=" tflops: {1,8}", lr=" lr: {1,8}")
-            # torchtitan has no losses of a mixture: its forks print them.
-            + named("(?=  )", balance_loss=" (?:aux|load_balanc(?:e|ing))_loss: {1,8}", z_loss=" z_loss: {1,8}")
-            + later(" (?:tps|wps): {1,8}", "tokens_per_s_gpu", "(?=  )", INT)
-            + later(" memory: {1,8}", "memory_reserved_gib", r"(?=GiB\()")
-            + later(" mfu: {1,8}", "mfu_percent", "(?=%)"),
-            literal="  loss: ",
+        # The last step has a second line, of the final step. A loss below 0: the rank has none. torchtitan has no losses
+        # of a mixture: its forks print them.
+        figures(
+            rf"(?<!validate )\bstep: {{1,8}}{STEP}(?= {{2}}[^\n]{{0,400}} {{2}}(?:tps|wps): )",
+            "  loss: ",
+            "loss+ grad_norm lr tflops tokens_per_s_gpu=tps|wps mfu_percent[%]=mfu memory_reserved_gib[GiB(]=memory"
+            " balance_loss=aux_loss|load_balance_loss|load_balancing_loss z_loss",
         ),
         Pattern("start", r"\b[\w.]{1,80} - INFO - Starting job: "),
-        Pattern(
-            "eval",
-            rf"\bvalidate step: {{1,8}}(?P<step>\d{{1,12}}) {{2}}loss: {{1,8}}(?:(?P<loss_eval>{_NO_LOSS})|-[\d.]{{1,24}}) {{2}}memory: ",
-            literal="validate step: ",
+        figures(
+            rf"\bvalidate step: {{1,8}}{STEP} {{2}}(?=loss: {{1,8}}[^ \n]{{1,40}} {{2}}memory: )",
+            "validate step: ",
+            "loss_eval+=loss",
+            kind="eval",
         ),
         Pattern("fact", rf"\bModel (?P<name>\S{{1,64}} \S{{1,64}}) size: (?P<params>{INT}) total parameters\b"),
         Pattern(

@@ -11,7 +11,7 @@ import pytest
 from hpc_gpt.core.runs.record import RECORD_KEYS
 from hpc_gpt.reader.lines.dialects import dialects
 from hpc_gpt.reader.lines.fields import STEP_FACTS, STEP_FIELDS, unit
-from hpc_gpt.reader.lines.matches import all_patterns, find
+from hpc_gpt.reader.lines.matches import all_patterns, field_spans, find
 from hpc_gpt.reader.lines.part import Part
 from hpc_gpt.reader.runs.facts import asked_at
 from tests.reader.reading import SPECIMENS, read_lines, specimen_of
@@ -114,7 +114,8 @@ def test_every_group_is_a_field() -> None:
     """A group of a name that nothing knows would be lost without a word."""
     kept = {*STEP_FIELDS, *STEP_FACTS, "memory_allocated_gib", "memory_reserved_gib", "rank"}
     for each in all_patterns():
-        groups = {unit(name)[0] for name in each.regex.groupindex} - IGNORED
+        figures = {figure.field for every in each.pattern.names.values() for figure in every}
+        groups = {unit(name)[0] for name in {*each.regex.groupindex, *figures}} - IGNORED
         if each.pattern.kind in ("step", "more"):
             assert groups <= kept, (each.dialect.name, groups - kept)
         elif each.pattern.kind == "fact":
@@ -167,12 +168,14 @@ def test_a_figure_may_have_other_digits() -> None:
     wrong = []
     for dialect, line in LINES:
         for match, each in find(line):
-            for name, text in match.groupdict().items() if each.pattern.kind not in ("failure", "end") else ():
-                if text is None or name in ("dtype", "key") or "nan" in text:
+            spans = field_spans(line, match, each.pattern) if each.pattern.kind not in ("failure", "end") else {}
+            for name, (start, end) in spans.items():
+                text = line[start:end]
+                if name in ("dtype", "key") or "nan" in text:
                     continue
-                other = text.translate(OTHER_DIGITS)
-                changed = line[: match.start(name)] + other + line[match.end(name) :]
-                if all(found[name] != other for found in each.regex.finditer(changed)):
+                changed = line[:start] + text.translate(OTHER_DIGITS) + line[end:]
+                found = [field_spans(changed, other, each.pattern) for other in each.regex.finditer(changed)]
+                if all(other.get(name) != (start, end) for other in found):
                     wrong.append((dialect.name, name, changed))
     assert not wrong
 
