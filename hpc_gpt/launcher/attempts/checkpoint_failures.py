@@ -25,17 +25,21 @@ _TAKEN = "the script took "  # begins the cause of a checkpoint of the script's 
 _WRITES = re.compile(r"PytorchStreamWriter|No space left|Read-only file system|Disk quota|unexpected pos")
 
 
-def with_checkpoint_failure(run: RunFolder, attempt: Attempt, end: End) -> End:
-    """The end of an attempt; if it could not read its checkpoint, its class and cause say so. A damaged checkpoint is
-    retried, as the next start is given the one before it. Given such an end, returns it as it is."""
+def with_checkpoint_failure(run: RunFolder, attempt: Attempt, end: End) -> tuple[End, Path | None]:
+    """Returns (the end of an attempt, the damaged checkpoint that it was given). If it could not read its checkpoint,
+    its class and cause say so. A damaged checkpoint is retried, as the next start is given the one before it. An end
+    that says so stays."""
     cause = end.cause or ""
-    if cause.startswith((DAMAGED_CHECKPOINT, _TAKEN)):
-        return end
-    if (damaged := damaged_checkpoint(run, attempt, end)) is not None:
-        return replace(end, ended="error", cause=f"{DAMAGED_CHECKPOINT}{damaged}: {cause}")
+    if cause.startswith(_TAKEN):
+        return end, None
+    damaged = damaged_checkpoint(run, attempt, end)
+    if cause.startswith(DAMAGED_CHECKPOINT):
+        return end, damaged
+    if damaged is not None:
+        return replace(end, ended="error", cause=f"{DAMAGED_CHECKPOINT}{damaged}: {cause}"), damaged
     if (choice := describe_own_choice(run, attempt, end)) is not None:
-        return replace(end, ended="user_error", cause=f"{choice} ({cause})")
-    return end
+        return replace(end, ended="user_error", cause=f"{choice} ({cause})"), None
+    return end, None
 
 
 def damaged_checkpoint(run: RunFolder, attempt: Attempt, end: End) -> Path | None:

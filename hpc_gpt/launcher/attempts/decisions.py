@@ -8,11 +8,10 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hpc_gpt.core.ends import bad_nodes
 from hpc_gpt.core.ends.began_again import describe_begin_again
@@ -20,7 +19,7 @@ from hpc_gpt.core.ends.end_policy import End, class_of_sigterm
 from hpc_gpt.core.ends.exit_status import explain_srun, is_lost_peer, read_exit_status
 from hpc_gpt.core.ends.failures import UNSPECIFIC, meaning
 from hpc_gpt.core.ends.history import newest_saved, read_history
-from hpc_gpt.core.ends.judge import EndedAttempt, Rules, Verdict, budget_left, gpu_hours, judge
+from hpc_gpt.core.ends.judge import Rules, Verdict, budget_left, gpu_hours, judge
 from hpc_gpt.core.ends.run_state import read_end
 from hpc_gpt.core.ends.state import PUT_BACK, class_of, is_after_exit_0
 from hpc_gpt.core.errors import RunFolderError
@@ -31,34 +30,19 @@ from hpc_gpt.core.runs.disk_space import free_space_text, is_full
 from hpc_gpt.core.runs.heartbeats import gpus_of, pack_heartbeats
 from hpc_gpt.core.runs.requests import is_asked
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.environment import ALLOCATION
 from hpc_gpt.core.slurm.requeue import cannot_continue
-from hpc_gpt.launcher.attempts.checkpoint_failures import damaged_checkpoint, with_checkpoint_failure
-from hpc_gpt.launcher.attempts.restart import why_not
+from hpc_gpt.launcher.attempts.checkpoint_failures import with_checkpoint_failure
+from hpc_gpt.launcher.attempts.draft import Draft, ShownJob
+from hpc_gpt.launcher.attempts.restart import why_not_in_job
 from hpc_gpt.reader.runs.attempt_cause import read_cause
 
 # The first word of the line that job.sh reads.
 NEXT_MARK = "hpc-gpt-next"
 _EXIT = re.compile(r"exit code \d+")
 _EXIT_OF_SCRIPT = re.compile(rf"{_EXIT.pattern}(?:: .*)?")  # and its last sentence
-
-
-class ShownJob(NamedTuple):
-    """The job of an attempt that has ended, as Slurm shows it.
-
-    `excluded`: the nodes that it excludes. `put_back`: Slurm starts it again, whatever the verdict. `ran_s`: how
-    long it has run, without the time in which it was suspended. `shown`: what `scontrol show job` prints. `left`: the
-    steps of the attempt that keep its nodes, as text.
-    """
-
-    excluded: Sequence[str] = ()
-    put_back: bool = False
-    ran_s: float | None = None
-    shown: str = ""
-    left: str = ""
 
 
 def classify(attempt: Attempt, slurm: str, slurm_cause: str, again: bool = False, cancelled: bool = False) -> End:
@@ -119,68 +103,107 @@ def with_free_space(run: RunFolder, end: End) -> End:
     return replace(end, cause=f"{end.cause} ({free_space_text(*places)})")
 
 
-def conclude(
-    run: RunFolder,
-    attempt: Attempt,
-    resolved: Resolved,
-    end: End,
-    now: float,
-    over: int | None,
-    job: ShownJob,
-    wish: str = "",
-) -> tuple[Verdict, list[str]]:
-    """Writes ended.json and next.json of an attempt that has ended, and notes the node at fault.
+def conclude(draft: Draft) -> Verdict:
+    """Judges an attempt that has ended, once it is measured: writes ended.json and next.json, and notes the node at
+    fault. Returns the verdict. A write that a full disk refuses is reported as a printed line."""
+    write_end(draft)
+    verdict = draft.verdict = judge_end(draft)
+    if verdict.go_on:
+        verdict = draft.verdict = choose_place(draft, verdict)
+    write_verdict(draft)
+    pack_heartbeats(draft.run)
+    return verdict
 
-    Returns (verdict, nodes that the next attempt excludes). `over` is as in read_history, `wish` as in judge. A write
-    that a full disk refuses is reported as a printed line.
-    """
-    elapsed_s = attempt.elapsed_s() if over == attempt.number else None
-    if over == attempt.number and job.ran_s:
-        began = attempt.started().get("started")
-        elapsed_s = now - began if elapsed_s is None and began else elapsed_s
-        elapsed_s = None if elapsed_s is None else max(0.0, min(elapsed_s, job.ran_s - _had_before(run, attempt)))
-    step = attempt.last_metrics().get("step")
+
+def measure(draft: Draft) -> Draft:
+    """1. How long the attempt had its job, and what its start has to do with its end: a program that could not read its
+    checkpoint, or that began again. Returns the draft."""
+    run, attempt = draft.run, draft.attempt
+    if draft.over == attempt.number:
+        draft.elapsed_s = attempt.elapsed_s()
+        if draft.job.ran_s:
+            began = attempt.started().get("started")
+            since_s = draft.now - began if draft.elapsed_s is None and began else draft.elapsed_s
+            most_s = draft.job.ran_s - _had_before(run, attempt)
+            draft.elapsed_s = None if since_s is None else max(0.0, min(since_s, most_s))
+    if runs_program(draft.resolved):
+        began_again = describe_begin_again(run, attempt) if draft.end.ended != "done" else None
+        if began_again is not None:
+            cause = f"{draft.end.cause}; {began_again}" if draft.end.cause else began_again
+            draft.end = replace(draft.end, cause=cause)
+        draft.end, draft.damaged = with_checkpoint_failure(run, attempt, draft.end)
+    return draft
+
+
+def write_end(draft: Draft) -> None:
+    """2. Writes ended.json, unless a rank has, and notes the node at fault."""
+    run, end, cluster = draft.run, draft.end, draft.resolved.cluster
+    step = draft.attempt.last_metrics().get("step")
     with disk_that_may_be_full():
-        attempt.write_ended(end.ended, end.cause, step if isinstance(step, int) else 0, node=end.node)
-    began_again = describe_begin_again(run, attempt) if runs_program(resolved) and end.ended != "done" else None
-    if began_again is not None:
-        end = replace(end, cause=f"{end.cause}; {began_again}" if end.cause else began_again)
-    damaged = None
-    if runs_program(resolved):
-        end = with_checkpoint_failure(run, attempt, end)
-        damaged = damaged_checkpoint(run, attempt, end)
-    cluster = resolved.cluster
+        draft.attempt.write_ended(end.ended, end.cause, step if isinstance(step, int) else 0, node=end.node)
     if end.node is not None:
         why = f"{end.ended}: {end.cause}" if end.cause else end.ended
         bad_nodes.note(cluster.name, end.node, why, run.run_id, cluster.bad_node_hours)
+
+
+def judge_end(draft: Draft) -> Verdict:
+    """3. Whether the run goes on, by all its attempts up to this one."""
+    attempt, end = draft.attempt, draft.end
     # If a rank wrote ended.json first, its class may differ from this one, which counts.
-    history = read_history(run, gpus_of(resolved), now, over, elapsed_s)
-    past = [
-        replace(row, ended=end.ended, cause=end.cause, node=end.node, quick=row.quick and damaged is None)
+    history = read_history(draft.run, gpus_of(draft.resolved), draft.now, draft.over, draft.elapsed_s)
+    draft.past = [
+        replace(row, ended=end.ended, cause=end.cause, node=end.node, quick=row.quick and draft.damaged is None)
         if row.number == attempt.number
         else row
         for row in history
         if row.number <= attempt.number
     ]
-    pause = resolved.job.retry_pause_s
-    pause_s = float(cluster.retry_pause_s if pause is None else pause)
+    return _judged(draft)
+
+
+def _judged(draft: Draft, cannot_continue: str = "") -> Verdict:
+    job = draft.resolved.job
+    pause_s = draft.resolved.cluster.retry_pause_s if job.retry_pause_s is None else job.retry_pause_s
+    return judge(draft.past, Rules(cannot_continue, float(pause_s), job.max_gpu_hours), draft.wish)
+
+
+def choose_place(draft: Draft, verdict: Verdict) -> Verdict:
+    """4. Where a run that goes on does so: on which nodes, and in this job or another. Returns the verdict, which stops
+    a run for which there is no such place."""
+    resolved, cluster, end = draft.resolved, draft.resolved.cluster, draft.end
+    # Nodes that failed in this run lately, and nodes that the cluster's list excludes.
+    failed = {row.node for row in draft.past if row.node and row.over > draft.now - 3600 * cluster.bad_node_hours}
+    draft.exclude = sorted(failed | set(bad_nodes.left_out(cluster.name, draft.run.run_id, draft.now)))
+    not_in_job = "Slurm starts the job again" if draft.job.put_back else draft.job.left
+    draft.not_in_job = not_in_job or why_not_in_job(draft, verdict.pause_s)
     why = cannot_continue(resolved, end.ended == "requeued")
-    rules = Rules("", pause_s, resolved.job.max_gpu_hours)
-    verdict = judge(past, rules, wish)
-    exclude: list[str] = []
-    not_in_job = None
-    if verdict.go_on:  # nodes that failed in this run lately, and nodes that the cluster's list excludes
-        failed = {row.node for row in past if row.node and row.over > now - 3600 * cluster.bad_node_hours}
-        exclude = sorted(failed | set(bad_nodes.left_out(cluster.name, run.run_id, now)))
-        not_in_job = "Slurm starts the job again" if job.put_back else job.left
-        not_in_job = not_in_job or why_not(run, attempt, resolved, end, past, exclude, verdict.pause_s, job.shown, now)
-        if not_in_job and why:
-            here = f"; no restart in the job: {not_in_job}" if restarts_in_job(resolved) and verdict.retries else ""
-            verdict = judge(past, replace(rules, cannot_continue=f"{why}{here}"), wish)
+    if not (draft.not_in_job and why):
+        return verdict
+    here = f"; no restart in the job: {draft.not_in_job}" if restarts_in_job(resolved) and verdict.retries else ""
+    return _judged(draft, f"{why}{here}")
+
+
+def write_verdict(draft: Draft) -> None:
+    """5. Writes next.json, unless it exists."""
+    verdict, end = draft.verdict, draft.end
+    assert verdict is not None
+    text = {
+        **asdict(verdict),
+        "cause": end.cause,
+        "node": end.node,
+        "begin": draft.now + verdict.pause_s if verdict.go_on else None,
+        "exclude": draft.exclude if verdict.go_on else [],
+        "saved_step": newest_saved(draft.run),
+        "gpu_hours": round(gpu_hours(draft.past), 6),
+        "put_back": draft.job.put_back,
+        "in_job": verdict.go_on and draft.not_in_job == "",
+        "not_in_job": draft.not_in_job or None,
+        "time": draft.now,
+        **({"damaged_checkpoint": str(draft.damaged)} if draft.damaged is not None else {}),
+        **({} if draft.elapsed_s is None else {"elapsed_s": round(draft.elapsed_s, 3)}),
+    }
     with disk_that_may_be_full():
-        write_verdict(attempt, verdict, past, exclude, now, end, job.put_back, elapsed_s, not_in_job, damaged)
-    pack_heartbeats(run)
-    return verdict, exclude
+        write_once(draft.attempt.folder / "next.json", json.dumps(text) + "\n")
 
 
 def say_note(run: RunFolder) -> None:
@@ -203,8 +226,8 @@ def look_again(run: RunFolder, attempt: Attempt, job: ShownJob, now: float, wait
             replace_whole(attempt.folder / "next.json", json.dumps(verdict) + "\n")
     end = End(str(verdict.get("attempt_ended")), verdict.get("cause"), verdict.get("node"))
     past = [row for row in read_history(run, gpus_of(resolved), now) if row.number <= attempt.number]
-    excluded = verdict.get("exclude") or []
-    not_in_job = why_not(run, attempt, resolved, end, past, excluded, 0.0, job.shown, now) if in_job else ""
+    draft = Draft(run, attempt, resolved, end, now, job, past=past, exclude=verdict.get("exclude") or [])
+    not_in_job = why_not_in_job(draft, 0.0) if in_job else ""
     changed: dict[str, Any] = {}
     requeue = in_job and is_asked(attempt, "requeue")
     gpus = int(attempt.started().get("gpus") or gpus_of(resolved))
@@ -252,39 +275,6 @@ def disk_that_may_be_full() -> Iterator[None]:
         yield
     except RunFolderError as fault:
         print(f"not written down: {fault}", file=sys.stderr, flush=True)
-
-
-def write_verdict(
-    attempt: Attempt,
-    verdict: Verdict,
-    past: Sequence[EndedAttempt],
-    exclude: Sequence[str],
-    now: float,
-    end: End,
-    put_back: bool = False,
-    elapsed_s: float | None = None,
-    not_in_job: str | None = None,
-    damaged: Path | None = None,
-) -> None:
-    """Writes next.json unless it exists. RunFolderError if the disk refuses. `put_back` is as in ShownJob;
-    `elapsed_s`: how long the attempt had its job, None if that is not known; `not_in_job`: why the next attempt does
-    not start in the same job, empty if it does; `damaged`: the checkpoint that the next start is not given."""
-    text = {
-        **asdict(verdict),
-        "cause": end.cause,
-        "node": end.node,
-        "begin": now + verdict.pause_s if verdict.go_on else None,
-        "exclude": list(exclude) if verdict.go_on else [],
-        "saved_step": newest_saved(RunFolder(attempt.folder.parents[1])),
-        "gpu_hours": round(gpu_hours(past), 6),
-        "put_back": put_back,
-        "in_job": verdict.go_on and not_in_job == "",
-        "not_in_job": not_in_job or None,
-        "time": now,
-        **({"damaged_checkpoint": str(damaged)} if damaged is not None else {}),
-        **({} if elapsed_s is None else {"elapsed_s": round(elapsed_s, 3)}),
-    }
-    write_once(attempt.folder / "next.json", json.dumps(text) + "\n")
 
 
 def other_jobs(run: RunFolder, job_id: str) -> list[str]:

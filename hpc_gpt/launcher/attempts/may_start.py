@@ -43,15 +43,16 @@ from hpc_gpt.core.slurm.environment import ALLOCATION
 from hpc_gpt.core.slurm.hosts import first_host
 from hpc_gpt.launcher.attempts.decisions import (
     NEXT_MARK,
-    ShownJob,
     classify,
     conclude,
     disk_that_may_be_full,
     forget_stop,
+    measure,
     other_jobs,
     script_holder,
     write_verdict,
 )
+from hpc_gpt.launcher.attempts.draft import Draft, ShownJob
 
 # The script asks _ASKS times, every 3 s. Another start may have made its folder but not yet its attempt.json: after
 # _JUST_MADE times it counts as lost. (The age of the folder is not known, as the clocks of two machines differ.)
@@ -241,14 +242,14 @@ def _conclude_lost(
     if end.ended == "node_failure" and end.node is None:
         end = replace(end, node=first_host(lost.started().get("node_list")))
     over = None if lost.ended() else lost.number
-    conclude(run, lost, resolved, end, now, over, ShownJob(put_back=put_back))
+    conclude(measure(Draft(run, lost, resolved, end, now, ShownJob(put_back=put_back), over)))
 
 
 def _refuse(run: RunFolder, attempt: Attempt, resolved: Resolved, verdict: Verdict, now: float, code: int) -> str:
     with disk_that_may_be_full():  # without an answer the ranks would start
         attempt.write_ended(verdict.attempt_ended, verdict.why, 0)
-        past = read_history(run, gpus_of(resolved), now)
-        write_verdict(attempt, verdict, past, [], now, End(verdict.attempt_ended, verdict.why))
+        end, past = End(verdict.attempt_ended, verdict.why), read_history(run, gpus_of(resolved), now)
+        write_verdict(Draft(run, attempt, resolved, end, now, past=past, verdict=verdict))
     print(f"not started: {verdict.why}", file=sys.stderr, flush=True)
     jobs = [] if verdict.ended == "refused" else other_jobs(run, attempt.job_id)
     return f"{NEXT_MARK} stop {code} {','.join(jobs) or '-'}"

@@ -23,6 +23,7 @@ from hpc_gpt.core.slurm.requeue import restart_need
 
 if TYPE_CHECKING:
     from hpc_gpt.core.ends.judge import EndedAttempt
+    from hpc_gpt.launcher.attempts.draft import Draft
 
 # Seconds that a job may idle in pauses before restarts, all together; a longer pause is spent in the queue.
 PAUSES_S = 300
@@ -30,22 +31,10 @@ PAUSES_S = 300
 _MOST_IDLE = 2
 
 
-def why_not(
-    run: RunFolder,
-    attempt: Attempt,
-    resolved: Resolved,
-    end: End,
-    past: Sequence[EndedAttempt],
-    exclude: Collection[str],
-    pause_s: float,
-    shown: str,
-    now: float,
-) -> str:
-    """The reason why the next attempt does not start in the job of `attempt`, which has ended; empty if it does.
-
-    `past`: the attempts that have ended, `attempt` last. `exclude`: the nodes that the next attempt must not use.
-    `pause_s`: what it still waits for. `shown`: the job as `scontrol show job` prints it now.
-    """
+def why_not_in_job(draft: Draft, pause_s: float) -> str:
+    """The reason why the next attempt does not start in the job of the draft's; empty if it does. `pause_s`: what it
+    still waits for."""
+    run, attempt, resolved, end = draft.run, draft.attempt, draft.resolved, draft.end
     if not restarts_in_job(resolved):
         return "job.restart_in_job is off"
     if not RETRIES[end.ended].fails:
@@ -53,11 +42,11 @@ def why_not(
     if PIPE in os.environ:
         return "the script's --input is a pipe, which is read once"
     return (
-        _job_ends(resolved, shown)
-        or _lacks_nodes(attempt, resolved, end, exclude, shown)
-        or _without_progress(past)
+        _job_ends(resolved, draft.job.shown)
+        or _lacks_nodes(attempt, resolved, end, draft.exclude, draft.job.shown)
+        or _without_progress(draft.past)
         or _pauses(run, attempt, resolved, pause_s)
-        or _lacks_time(run, resolved, pause_s, shown, now)
+        or _lacks_time(run, resolved, pause_s, draft.job.shown, draft.now)
     )
 
 

@@ -97,7 +97,7 @@ def main(arguments: Sequence[str]) -> int:
     end = attempt.ended()
     if not end and code:
         failed = with_free_space(run, classify(attempt, "error", f"exit code {code}"))
-        failed = with_checkpoint_failure(run, attempt, failed)
+        failed, _ = with_checkpoint_failure(run, attempt, failed)
         attempt.write_ended(failed.ended, failed.cause, int(attempt.last_metrics().get("step") or 0))
     return 0
 

@@ -36,16 +36,17 @@ from hpc_gpt.core.slurm.hosts import expand_hosts
 from hpc_gpt.core.slurm.left_steps import end_left_steps
 from hpc_gpt.launcher.attempts.decisions import (
     NEXT_MARK,
-    ShownJob,
     classify,
     conclude,
     forget_stop,
     look_again,
+    measure,
     other_jobs,
     say_note,
     script_holder,
     with_free_space,
 )
+from hpc_gpt.launcher.attempts.draft import Draft, ShownJob
 from hpc_gpt.launcher.attempts.script_end import end_script
 
 # The killed steps of a script leave its nodes within so many seconds, or its next attempt comes from the queue.
@@ -71,8 +72,9 @@ def decide_next(
             hours = resolved.cluster.bad_node_hours
             bad_nodes.note(resolved.cluster.name, node, f"slow: {slow}", run.run_id, hours, sure=True)
         wish = run.asked_to_end(job_id)
-        verdict, exclude = conclude(run, attempt, resolved, end, now, attempt.number, job, wish)
-        again, pause_s = verdict.go_on, verdict.pause_s
+        draft = measure(Draft(run, attempt, resolved, end, now, job, attempt.number, wish))
+        verdict = conclude(draft)
+        again, pause_s, exclude = verdict.go_on, verdict.pause_s, draft.exclude
     elif waited is not None:
         look_again(run, attempt, job, now, waited)
     judged = attempt.verdict()  # missing if the disk is full: then the job goes back to the queue

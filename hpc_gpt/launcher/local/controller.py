@@ -37,20 +37,18 @@ from hpc_gpt.core.runs.requests import is_asked
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.clients import KILL_WAIT_S
 from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.environment import own_job
-from hpc_gpt.launcher.attempts.checkpoint_failures import with_checkpoint_failure
 from hpc_gpt.launcher.attempts.decisions import (
-    ShownJob,
     classify,
     conclude,
-    disk_that_may_be_full,
     look_again,
+    measure,
     say_note,
     write_verdict,
 )
+from hpc_gpt.launcher.attempts.draft import Draft, ShownJob
 from hpc_gpt.launcher.attempts.notify import send_events
 
 _RACE_SUPERVISOR = "hpc_gpt.launcher.race.race_here"  # supervises a race, and starts its visits
@@ -282,22 +280,20 @@ def run_attempt(run: RunFolder, attempt: Attempt) -> int:
 def judge_and_note(run: RunFolder, attempt: Attempt, resolved: Resolved) -> bool:
     """Returns whether another attempt follows `attempt`, which has ended. If it asks for a requeue or has failed, it is
     judged, once, and the verdict is written; its logs may say more than its ranks have written."""
-    end = attempt.ended()
-    if end and not attempt.verdict():
-        last = End(str(end["ended"]), end.get("cause"))
-        if is_unspecific := last.ended in UNSPECIFIC:
-            last = classify(attempt, "", "")
-            if runs_program(resolved):
-                last = with_checkpoint_failure(run, attempt, last)
-        fails = not end.get("requeue") and meaning(last.ended).chain != "stops"
-        if end.get("requeue") or (fails and _retries(run, attempt, resolved)):
-            wish, job = run.asked_to_end(attempt.job), _job(run, attempt, resolved)
-            conclude(run, attempt, resolved, last, time.time(), attempt.number, job, wish)
+    written = attempt.ended()
+    if written and not attempt.verdict():
+        end, now, job = End(str(written["ended"]), written.get("cause")), time.time(), _job(run, attempt, resolved)
+        if is_unspecific := end.ended in UNSPECIFIC:
+            end = classify(attempt, "", "")
+        draft = measure(Draft(run, attempt, resolved, end, now, job, attempt.number, run.asked_to_end(attempt.job)))
+        ended = draft.end.ended
+        fails = not written.get("requeue") and meaning(ended).chain != "stops"
+        if written.get("requeue") or (fails and _retries(run, attempt, resolved)):
+            conclude(draft)
         elif is_unspecific:
-            past = read_history(run, gpus_of(resolved), time.time(), attempt.number)
-            with disk_that_may_be_full():
-                verdict = Verdict(False, last.ended, last.ended, "")
-                write_verdict(attempt, verdict, past, (), time.time(), last)
+            draft.past = read_history(run, gpus_of(resolved), now, attempt.number)
+            draft.verdict = Verdict(False, ended, ended, "")
+            write_verdict(draft)
     pack_heartbeats(run)
     return attempt.verdict().get("go_on") is True
 

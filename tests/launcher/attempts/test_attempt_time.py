@@ -13,7 +13,8 @@ from hpc_gpt.core.ends.judge import budget_left, gpu_hours
 from hpc_gpt.core.process import host_clock
 from hpc_gpt.core.runs.heartbeats import RankHeartbeat, gpus_of, write_heartbeat
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.launcher.attempts.decisions import ShownJob, conclude
+from hpc_gpt.launcher.attempts.decisions import conclude, measure
+from hpc_gpt.launcher.attempts.draft import Draft, ShownJob
 from hpc_gpt.launcher.watch.status import read_status
 from tests.made_runs import add_attempt, metrics_line, read_run, unsubmitted_run
 
@@ -39,7 +40,8 @@ def begun(run: RunFolder, ago_s: float, clock_s: float = 0.0, boot: str = "") ->
 def hours(run: RunFolder, **more: float | None) -> float:
     """The GPU-hours of a run on one GPU, once its last attempt is judged."""
     attempt = run.attempts()[-1]
-    conclude(run, attempt, run.resolved(), End("error", "x"), time.time(), attempt.number, ShownJob(**more))
+    end, job = End("error", "x"), ShownJob(**more)
+    conclude(measure(Draft(run, attempt, run.resolved(), end, time.time(), job, attempt.number)))
     spent = gpu_hours(read_history(run, 1, time.time()))
     assert attempt.verdict()["gpu_hours"] == pytest.approx(gpus_of(run.resolved()) * spent, rel=1e-3)
     record = read_run(run).gpu_hours
@@ -105,7 +107,7 @@ def test_ranks_on_cpus_have_no_gpu_hours_and_no_budget(monkeypatch: pytest.Monke
     (attempt.folder / "trainer.json").write_text('{"device": "cpu"}')
     monkeypatch.setenv("HPC_GPT_STOP_AT", f"{attempt.started()['started'] + 600:.0f}")
     assert limits_reached(run.resolved(), lambda: 0.0, attempt, 0.0) == set()
-    conclude(run, attempt, run.resolved(), End("error", "x"), time.time(), attempt.number, ShownJob())
+    conclude(measure(Draft(run, attempt, run.resolved(), End("error", "x"), time.time(), over=attempt.number)))
     past = read_history(run, 1, time.time())
     left_s, why = budget_left(past, 1.0, 1, 60)
     shown = read_status([run])[0].gpu_hours, read_run(run).gpu_hours

@@ -24,7 +24,8 @@ from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, LayoutRequest
 from hpc_gpt.core.slurm.environment import own_job
-from hpc_gpt.launcher.attempts.decisions import ShownJob, classify
+from hpc_gpt.launcher.attempts.decisions import classify
+from hpc_gpt.launcher.attempts.draft import ShownJob
 from hpc_gpt.launcher.attempts.may_start import SlurmStates, decide_start, read_slurm
 from hpc_gpt.launcher.attempts.may_start import main as ask_to_start
 from hpc_gpt.launcher.attempts.script_end import end_script

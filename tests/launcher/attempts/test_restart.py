@@ -15,7 +15,7 @@ from hpc_gpt.core.runs import lock
 from hpc_gpt.core.runs.requests import write_request
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.slurm.environment import PIPE
-from hpc_gpt.launcher.attempts.decisions import ShownJob
+from hpc_gpt.launcher.attempts.draft import ShownJob
 from hpc_gpt.launcher.attempts.what_next import decide_next
 from hpc_gpt.launcher.attempts.what_next import main as ask_what_next
 from hpc_gpt.launcher.notes import after_failure
