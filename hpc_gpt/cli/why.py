@@ -51,7 +51,7 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
     if answer.is_open and (folder := answer.run_folder) is not None:
         from hpc_gpt.launcher.watch.status import ask_status, shell_command
 
-        (row,), silence = ask_status([folder], limit_s=0)
+        (row,), silence = ask_status([folder], limit_s=0, explained=answer)
         answer = answer.as_status_says(row.state, row.cause)
         inside = shell_command(folder, row, answer.last.cause.node if answer.last is not None else None)
     if answer.unnamed_canceller is not None:

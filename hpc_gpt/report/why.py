@@ -71,6 +71,7 @@ class AttemptWhy:
     note: str | None = None  # what may be wrong with an attempt that is done
     pause_s: float | None = None  # the pause before it, if it is a restart inside its job
     steps: tuple[int, int] | None = None  # the first and the last step of a program; None for our trainer
+    logged: Cause | None = None  # the cause as the logs alone give it
 
     @property
     def failure(self) -> Failure | None:
@@ -147,6 +148,14 @@ class Why:
     def is_open(self) -> bool:
         """Whether it is a run of ours whose folder does not say how it ended, so that `as_status_says` is asked."""
         return self.run_folder is not None and self.record.ended in (None, "unknown", *LIVE)
+
+    def end_by_logs(self, state: str, cause: str | None) -> tuple[str, str | None]:
+        """The class and the cause of an end that nobody has judged, by the last attempt's logs; `state` and `cause`, by
+        what else is known, if the logs say nothing."""
+        *_, last = (None, *self.attempts)
+        if last is not None and last.logged is not None:
+            last = _attempt_why(last.attempt, state, cause, last.logged)
+        return (state, cause) if last is None or last.ended == state else (last.ended, last.text)
 
     def as_status_says(self, state: str, cause: str | None) -> Why:
         """A copy with the state and cause of `launcher.watch.status`, which asks the scheduler."""
@@ -295,12 +304,9 @@ def explain(name: str, logs: Path, *more_logs: str) -> Why:
     return _with_lines(_explain_foreign(read), log, end)
 
 
-def end_by_logs(run: RunFolder, state: str, cause: str | None) -> tuple[str, str | None]:
-    """The class and the cause of our own run's end, which nobody has judged, by its last attempt's logs, as `explain`
-    gives them; `state` and `cause`, by what else is known, if the logs say nothing."""
-    read = read_one(str(run.path), run.path.parent, ends_only=True)
-    *_, last = (None, *_explain_own(read, (state, cause)).attempts)
-    return (state, cause) if last is None or last.ended == state else (last.ended, last.text)
+def explain_run(run: RunFolder) -> Why:
+    """Explains why our own run ended, without the lines of its logs."""
+    return _explain_own(read_one(str(run.path), run.path.parent, ends_only=True))
 
 
 def _with_lines(why: Why, log: Path | None = None, end: int = sys.maxsize) -> Why:
@@ -356,10 +362,9 @@ def _failure_dict(failure: Failure) -> dict[str, Any]:
     }
 
 
-def _explain_own(read: RunRead, last_end: tuple[str, str | None] | None = None) -> Why:
+def _explain_own(read: RunRead) -> Why:
     """Explains our own run by what the judge has written, which has read the logs; by the logs where nobody has judged
-    an attempt that says only `error`, and for the line of the cause. `last_end`: the class and the cause of the last
-    attempt, if more is known than the run folder says."""
+    an attempt that says only `error`, and for the line of the cause."""
     assert read.folder is not None
     run, record, cannot = RunFolder(read.folder), read.record, []
     tables = record.attempts or []
@@ -368,8 +373,6 @@ def _explain_own(read: RunRead, last_end: tuple[str, str | None] | None = None) 
     for index, (attempt, table) in enumerate(zip(own, tables, strict=False)):
         following = attempt.next_of_job(own[index + 1 :])
         ended, reason = table.get("ended"), table.get("cause")
-        if last_end is not None and index == len(own) - 1:
-            ended, reason = last_end
         # Slurm's own output is of a start of the job: what it says is meant for the last attempt of that start, unless
         # the job outlived that, too, and ended in the pause before a restart.
         verdict = attempt.verdict()
@@ -389,7 +392,7 @@ def _explain_own(read: RunRead, last_end: tuple[str, str | None] | None = None) 
         note = table.get("note") if explained.ended == "done" else None
         begin, final = table.get("first_step"), table.get("last_step")
         steps = (begin, final) if is_program and begin is not None and final is not None else None
-        attempts.append(replace(explained, note=note, pause_s=table.get("pause_s"), steps=steps))
+        attempts.append(replace(explained, note=note, pause_s=table.get("pause_s"), steps=steps, logged=cause))
     if not attempts and (before := cause_before_attempts(run, record.job_id)):
         attempts.append(AttemptWhy(0, before.ended, before.text, before))
     return Why(record, tuple(attempts), run_folder=run, cannot=tuple(cannot))

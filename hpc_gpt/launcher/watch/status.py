@@ -1,5 +1,7 @@
 """The states of runs and of sweeps. Slurm is asked about the jobs, and `core.ends.run_state` decides."""
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import math
@@ -8,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hpc_gpt.core.ends.began_again import describe_begin_again
 from hpc_gpt.core.ends.failures import LIVE, STARTED, UNSPECIFIC
@@ -67,6 +69,9 @@ from hpc_gpt.core.slurm.clients import (
 from hpc_gpt.core.slurm.environment import PATIENCE
 from hpc_gpt.core.slurm.reasons import NEVER, reason_text, with_maintenance
 from hpc_gpt.core.slurm.requeue import is_not_requeued
+
+if TYPE_CHECKING:
+    from hpc_gpt.report.why import Why
 
 NO_ANSWER = "Slurm does not answer"
 # {job id: (long state name, reason)} as Slurm shows it; and one such table per cluster, None if it did not answer.
@@ -148,32 +153,34 @@ def ask_status(
     runs: Sequence[RunFolder],
     early: Callable[[list[RunStatus]], object] = lambda _: None,
     limit_s: float = TIMEOUT_S,
+    explained: Why | None = None,
 ) -> tuple[list[RunStatus], str]:
     """Returns (the state of each run, why Slurm's part is missing; empty if it is not).
 
     Each Slurm cluster with jobs of the runs is asked once. If it does not answer at once, `early` gets the states by
     the run folders. If these say that every run has ended, Slurm could only add that a job was requeued by hand, so it
-    gets `patience_s` in all; else it gets the larger of `patience_s` and `limit_s`. Raises ConfigError as `patience_s`.
+    gets `patience_s` in all; else it gets the larger of `patience_s` and `limit_s`. `explained`: the only run as its
+    logs explain it, if they are read already. Raises ConfigError as `patience_s`.
     """
     seen = [CachedRun(run.path) for run in runs]
     with no_collections():
         answers = within_time(_read_ahead, seen)  # the folders are read now, once
     if None in answers:
         readable = [run for run, is_read in zip(runs, answers, strict=True) if is_read]
-        rows, silence = ask_status(readable, early, limit_s)
+        rows, silence = ask_status(readable, early, limit_s, explained)
         left = iter(rows)
         return [next(left) if is_read else _silent(run) for run, is_read in zip(runs, answers, strict=True)], silence
     of_slurm = [run for run in seen if any(is_of_slurm(line) for line in newest_chain(run))]
     clusters = {run.slurm_cluster(): None for run in of_slurm}
     if not clusters:
-        return _rows(seen, {None: {}}), ""
+        return _rows(seen, {None: {}}, explained), ""
     began, patient_s = time.monotonic(), patience_s()
     by_folder: list[RunStatus] = []
 
     def wait(client: Client) -> Answer:
         answer = client.answer(min(EARLY_S, patient_s))
         if answer is None and not by_folder:
-            by_folder.extend(_rows(seen, {}))
+            by_folder.extend(_rows(seen, {}, explained))
             early(by_folder)
         over = all(row.is_known_over or row.scheduler != "slurm" for row in by_folder)
         longest_s = patient_s if over else max(limit_s, patient_s)
@@ -194,7 +201,7 @@ def ask_status(
         return by_folder, silence
     # A live run may have written since Slurm was asked, so its folder is read again.
     seen = [CachedRun(run.path) if opened[run.path] else run for run in seen]
-    return _rows(seen, states), silence
+    return _rows(seen, states, explained), silence
 
 
 def _read_ahead(run: CachedRun) -> bool:
@@ -284,11 +291,11 @@ def silence_note(silence: str) -> str:
 
 
 @no_collections()
-def _rows(runs: Sequence[RunFolder], states: ClusterStates) -> list[RunStatus]:
+def _rows(runs: Sequence[RunFolder], states: ClusterStates, explained: Why | None = None) -> list[RunStatus]:
     rows = []
     for run in runs:
         try:
-            rows.append(_status(run, states.get(run.slurm_cluster())))
+            rows.append(_status(run, states.get(run.slurm_cluster()), explained))
         except UserError as fault:  # a damaged folder is one row and does not end the list
             rows.append(_damaged(run, str(fault).removeprefix(f"{run.path}: ")))  # the row already names the run
     return rows
@@ -320,7 +327,9 @@ def _damaged(run: RunFolder, cause: str) -> RunStatus:
     return replace(row, attempts=len(run.attempts()), sweep_id=run.sweep_id)
 
 
-def _state(run: RunFolder, resolved: Resolved, run_state: RunState, jobs: JobStates | None) -> tuple[str, str | None]:
+def _state(
+    run: RunFolder, resolved: Resolved, run_state: RunState, jobs: JobStates | None, explained: Why | None
+) -> tuple[str, str | None]:
     """(the state of a run, its cause with the notes on it). The logs say it where nobody has judged a failure."""
     state, cause = run_state.state.ended, _cause(run, run_state, jobs)
     if cause == NO_ANSWER:
@@ -328,9 +337,9 @@ def _state(run: RunFolder, resolved: Resolved, run_state: RunState, jobs: JobSta
     is_unsaid = run_state.end is None or (class_of(run_state.end.facts) or "unknown") in UNSPECIFIC
     has_output = run.attempts() or any(run.path.glob("slurm-*.out"))
     if state in UNSPECIFIC and run_state.state.by != "next" and is_unsaid and has_output:
-        from hpc_gpt.report.why import end_by_logs
+        from hpc_gpt.report.why import explain_run
 
-        state, cause = end_by_logs(run, state, cause)
+        state, cause = (explained or explain_run(run)).end_by_logs(state, cause)
     # Nodes that a job which has not started excludes, as another run found them bad.
     told = run.told_nodes() if state == "pending" and not run.attempts() else {}
     without = (f"without {node}, which is bad by run {by}" for node, by in told.items())
@@ -346,14 +355,14 @@ def _state(run: RunFolder, resolved: Resolved, run_state: RunState, jobs: JobSta
     return state, "; ".join(filter(None, notes)) or None
 
 
-def _status(run: RunFolder, jobs: JobStates | None) -> RunStatus:
+def _status(run: RunFolder, jobs: JobStates | None, explained: Why | None = None) -> RunStatus:
     resolved = run.resolved()
     attempts = run.attempts()
     metrics = next((line for attempt in reversed(attempts) if (line := attempt.last_metrics())), {})
     losses = [] if metrics else [loss for attempt in attempts if (loss := attempt.loss_without_step()) is not None]
     slurm = None if jobs is None else {job_id: state for job_id, (state, _) in jobs.items()}
     run_state = read_run_state(run, resolved.train.log_every, slurm)
-    state, cause = _state(run, resolved, run_state, jobs)
+    state, cause = _state(run, resolved, run_state, jobs, explained)
     ids = job_ids(run)
     step = metrics.get("step")
     steps = resolved.train.steps or metrics.get("steps_planned")  # a program may print its planned steps

@@ -22,7 +22,9 @@ from hpc_gpt.core.runs.heartbeats import RankHeartbeat, write_heartbeat
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import Answer, add_found
 from hpc_gpt.launcher.watch import control, status
-from hpc_gpt.launcher.watch.status import NO_ANSWER, read_own_status, read_status, shell_command
+from hpc_gpt.launcher.watch.status import NO_ANSWER, ask_status, read_own_status, read_status, shell_command
+from hpc_gpt.reader.lines.read_log import read_log
+from hpc_gpt.report.why import explain
 from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run, metrics_line, unsubmitted_run, with_job
 from tests.programs import put
@@ -569,6 +571,16 @@ def test_why_says_the_same_of_a_failure_that_nobody_judged(slurm_says, line, end
     (row,) = read_status([run])
     found = json.loads(in_process("why", run.run_id, "--json", code=0).stdout)
     assert (row.state, found["ended"], row.cause) == (ended, ended, found["cause"])
+
+
+def test_the_logs_that_why_has_read_are_not_read_again(slurm_says, monkeypatch):
+    run, read = slurm_run(), []
+    run.attempt(1).log.write_text("ModuleNotFoundError: No module named 'einops'\n")
+    slurm_says({"7": ("FAILED", "")})
+    monkeypatch.setattr("hpc_gpt.report.why.read_log", lambda path: read.append(path) or read_log(path))
+    answer = explain(str(run.path), logs_dir())
+    (row,), _ = ask_status([run], explained=answer)
+    assert (row.state, read) == ("user_error", [run.attempt(1).log])
 
 
 def test_it_says_since_when_the_steps_of_a_program_stand_still(slurm_says):
