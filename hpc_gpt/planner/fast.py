@@ -4,7 +4,6 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
@@ -47,16 +46,6 @@ def _takes(engine: Engine, shape: ModelShape, train: Train) -> bool:
     faults = engine_faults(engine, Layout(1, 1, 1), shape, train)
     keys = tuple(f"engine.{setting.key} " for setting in FAST_SETTINGS)
     return not any(fault.message.startswith(keys) for fault in faults)
-
-
-def fast_settings_of(engine: str) -> list[FastSetting]:
-    """The fast settings that an engine supports."""
-    facts = engine_named(engine)
-    return [
-        setting
-        for setting in FAST_SETTINGS
-        if setting.key in facts.switches and (setting.key != "compile" or facts.compiles_edges)
-    ]
 
 
 def fast_text() -> str:
