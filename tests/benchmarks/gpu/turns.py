@@ -27,7 +27,7 @@ from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.planner.fast import fast_settings_of, with_fast_settings
+from hpc_gpt.planner.fast import FAST_SETTINGS, with_fast_settings
 from hpc_gpt.planner.memory import predict_memory
 from hpc_gpt.planner.training import training_of
 from tests.benchmarks.gpu.peers import peer_of
@@ -51,7 +51,7 @@ def variants(engine: Engine, model: Model, compiled: bool) -> Iterator[tuple[str
 
     block = replace(engine, compile="block")
     every = with_fast_settings(block, resolve_shape(model), Train())
-    taken = [each for each in fast_settings_of(engine.name) if getattr(every, each.key) == each.value]
+    taken = [each for each in FAST_SETTINGS if getattr(every, each.key) == each.value]
     if not compiled:  # what needs no compiler
         taken, block = [each for each in taken if each.key not in ("compile", "keep_residuals")], engine
         every = replace(engine, **{each.key: each.value for each in taken})
