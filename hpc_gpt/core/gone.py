@@ -44,6 +44,7 @@ GONE: dict[str, Gone] = {
     "help plan-traits": Gone("0.4", "hpc-gpt help keys plan lists the keys of [plan]"),
     "help record --json": Gone("0.5", "hpc-gpt help record lists them as text; help keys --json lists keys"),
     "help sweeps": Gone("0.4", '[rows] of an experiment has lines such as "tp2" = { layout.tp = 2 }'),
+    "help word --json": Gone("0.5", "hpc-gpt help keys TABLE --json lists the keys of a table"),
     "init --from": Gone("0.4", "hpc-gpt submit train.slurm runs the script as it is"),
     "job.restart_min_s": Gone("0.4", "a restart in the job leaves ten minutes of training, or the queue follows", 600),
     "job.restart_pauses_s": Gone("0.4", "a job idles at most five minutes before restarts in it", 300),
