@@ -127,11 +127,6 @@ def test_a_sweep_runs_here_row_after_row_whatever_becomes_of_one(table):
     assert len({file.stat().st_ino for file in files}) == 1, "on the disk once: it has every row"
 
 
-def test_rows_complete(table):
-    assert offered("submit", str(table), "--row", "") == ["bad", "two", "good"]
-    assert offered("render", "demo", "--row", "") == []
-
-
 def test_the_sweep_that_the_page_shows_is_one(tmp_path):
     (path := tmp_path / "shown.toml").write_text(blocks("docs/experiments.md", "toml")[0])
     assert [(row.name, row.impossible is None) for row in find_sweep(str(path)).rows] == [
