@@ -211,10 +211,7 @@ def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, 
     """
     spans = {name: match.span(name) for name, text in match.groupdict().items() if text is not None}
     if pattern.names:
-        has_several = line.count(pattern.literal) > 1
-        following = match.re.search(line, match.end()) if has_several else None
-        end = following.start() if following else len(line)
-        spans = figure_spans(line, match.end(), end, pattern.names) | spans
+        spans = figure_spans(line, match.end(), _end_of_record(line, match, pattern), pattern.names) | spans
     lacks_loss = pattern.kind == "step" and all(unit(name)[0] != "loss" for name in spans)
     lacks_loss = lacks_loss and line.lower().count("loss") == 1  # of several, this may be another one
     if lacks_loss and (loss := _LOSS_BY_SHAPE.match(line, match.start())) and _is_whole(line, *loss.span("loss")):
@@ -222,6 +219,14 @@ def field_spans(line: str, match: re.Match[str], pattern: Pattern) -> dict[str, 
     if ("…" in line or "..." in line) and (cut := _cut_at(line)) is not None:
         return {name: span for name, span in spans.items() if span[1] < cut or name == "words"}
     return spans
+
+
+def _end_of_record(line: str, match: re.Match[str], pattern: Pattern) -> int:
+    """Where the figures of a match end: a line may hold several records."""
+    ends = [line.find(pattern.until, match.end())] if pattern.until else []
+    if line.count(pattern.literal) > 1 and (following := match.re.search(line, match.end())):
+        ends.append(following.start())
+    return min((end for end in ends if end >= 0), default=len(line))
 
 
 def _is_whole(line: str, start: int, end: int) -> bool:

@@ -11,11 +11,12 @@ from functools import lru_cache
 from hpc_gpt.reader.lines.fields import MARKS
 from hpc_gpt.reader.lines.pattern import INT, NUMBER, FigureNames, NamedFigure, plain_name
 
-_LETTER = r"[^\s:=|,;'\"{}()\[\]]"
+_IN_BRACKETS = r"\([^\s:=|,;'\"{}()\[\]]{1,40}\)"
+_LETTERS = rf"(?:[^\s:=|,;'\"{{}}()\[\]]|{_IN_BRACKETS}){{0,80}}+"
 # The words of a name are one blank apart. A word that begins with a digit or a sign is a figure, or belongs to one, and
 # so does `nan`, but in `number of nan iterations`. It starts with a character class, because re searches for that fast.
-_FIRST = rf"[A-Za-z_](?<![\w./].){_LETTER}{{0,80}}+"
-_WORD = rf"(?![nNiI](?i:an|nf)(?:m?s|[KMGBT])?\b(?! iterations))[A-Za-z_]{_LETTER}{{0,80}}+|\({_LETTER}{{1,40}}\)"
+_FIRST = rf"[A-Za-z_](?<![\w./].){_LETTERS}"
+_WORD = rf"(?![nNiI](?i:an|nf)(?:m?s|[KMGBT])?\b(?! iterations))[A-Za-z_]{_LETTERS}|{_IN_BRACKETS}"
 _IS = r"(?:['\"]? ?[:=] {0,20}(?:['\"]|np\.\w{1,12}\()?| {1,20})"
 _FIGURE = rf"({NUMBER}(?:(?<=[nN])\.0|[KMGBT](?![A-Za-z]))?)"
 _UNIT = r"(?: (?:[KMGT]i?B|ms|s)\b)?"  # no word of the next name

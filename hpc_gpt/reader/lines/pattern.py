@@ -100,14 +100,15 @@ class Pattern:
 
     `literal` is in every line that matches, by default the longest text of `regex` outside of brackets: a search for it
     is cheap, so `regex` is tried on few lines. A literal of seven characters or more is found fastest. A line can have
-    several matches. `names`: what the names and figures after a match give (`figures`). `facts` are true if the pattern
-    matches; those named in STEP_FIELDS go into the row of a step.
+    several matches. `names`: what the names and figures after a match, and before the text `until`, give (`figures`).
+    `facts` are true if the pattern matches; those named in STEP_FIELDS go into the row of a step.
     """
 
     kind: Kind
     regex: str
     literal: str = ""
     names: FigureNames = field(default_factory=dict)
+    until: str = ""
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
     ended: str | None = None  # the class of failures.ENDED that a failure or an end means
     echo: bool = False  # another failure, on this rank or elsewhere, caused this one: never the first cause
@@ -253,7 +254,6 @@ ANY_LOSS = rf"(?=[tcl])(?<![./]){_OTHER_LOSS}(?<![a-z])(?:train(?:ing)?[_ /-])?c
 LOSS = rf"{ANY_LOSS}(?P<loss>{DECIMAL}|(?!\d{{1,3}},\d{{3}}\b(?!\.)){NUMBER}){AFTER}(?! ?(?:bp|bits?\b))"
 
 FIELD_END = r"(?=[\s,;|)\]}%])"
-STOP_OR_END = r"(?=[\s,;|)\]}%]|$)"
 
 
 def later(name: str, group: str, end: str = FIELD_END, number: str = NUMBER, within: str = r"[^\n]{0,1000}?") -> str:
@@ -265,11 +265,6 @@ def later(name: str, group: str, end: str = FIELD_END, number: str = NUMBER, wit
 def has(*texts: str) -> str:
     """A lookahead per regex that a line must contain, in any order: they show which program's line it is."""
     return "".join(rf"(?=[^\n]{{0,400}}?{text})" for text in texts)
-
-
-def named(end: str = FIELD_END, **names: str) -> str:
-    """An optional lookahead per keyword: its name is the field's group, its value the regex before the figure."""
-    return "".join(later(name, group, end) for group, name in names.items())
 
 
 def figures(begin: str, shows: str, rows: str, kind: Kind = "step", **options: Any) -> Pattern:
@@ -317,13 +312,6 @@ def settings(
         line(kind, form.replace("NAME", name).replace("FIELD", f"{{{field}}}"), begin, **options)
         for name, field in fields.items()
     )
-
-
-def entries(
-    form: str, fields: Mapping[str, str], end: str = FIELD_END, within: str = r"[^\n]{0,1000}?", number: str = NUMBER
-) -> str:
-    """An optional lookahead per {name: field}, after the regex `form` with the name in place of NAME."""
-    return "".join(later(form.replace("NAME", name), field, end, number, within) for name, field in fields.items())
 
 
 # The last line of a Python traceback, `module.XError: message`. Failure dialects build their patterns from it: the

@@ -4,51 +4,32 @@
 is the time since the start, `bsz` the sequences per batch.
 """
 
-from collections.abc import Mapping
+from hpc_gpt.reader.lines.pattern import LINE_START, NUMBER, Dialect, Pattern, figures, has, line
 
-from hpc_gpt.reader.lines.pattern import LINE_START, NUMBER, Dialect, Pattern, entries, line
+_FIGURES = """
+    loss_bits=loss step=num_updates global_batch=bsz tokens_per_s=wps lr grad_norm=gnorm elapsed_s$=wall
+"""
+_OF_JSON = _FIGURES + "loss_scale memory_allocated_gib=cuda_gb_allocated memory_reserved_gib=cuda_gb_reserved"
 
-_FIELDS = {
-    "loss": "loss_bits", "num_updates": "step", "wps": "tokens_per_s", "lr": "lr", "gnorm": "grad_norm",
-    "loss_scale": "loss_scale", "cuda_gb_allocated": "memory_allocated_gib", "cuda_gb_reserved": "memory_reserved_gib",
-    "wall": "elapsed_s",
-}  # fmt: skip
-
-
-def _entries(fields: Mapping[str, str]) -> str:
-    return entries(', "NAME": "?', fields, '"?(?=[,}])', r"[^{}\n]{0,20000}?")
-
-
-def _pair(key: str, group: str) -> str:
-    """Matches a pair of a line or a bar; `wall` ends a line."""
-    end = r"(?=,|\]|\s*$)" if key == "wall" else r"(?=,|\])"
-    return rf"(?=(?:[^\n]{{0,2000}}?[, ]{key}=(?P<{group}>{NUMBER}){end})?)"
-
-
+_JSON = r"\{\"epoch\": \d{1,9}(?=[^{}\n]{0,30000}\})"
 _FLAGS = ("fairseq prints losses in base 2: here they are natural logarithms",)
 _FAIRSEQ = Dialect(
     name="fairseq",
     engine="fairseq",
     flags=_FLAGS,
     patterns=(
-        Pattern(
-            "step",
-            r"\{\"epoch\": \d{1,9}(?=[^{}\n]{0,30000}\})(?=[^{}\n]{0,20000}?, \"loss\": )"
-            + _entries(_FIELDS)
-            + _entries({"bsz": "global_batch"}).replace(NUMBER, r"\d{1,9}"),
-            literal='"num_updates": ',
-        ),
+        figures(_JSON + r"(?=[^{}\n]{0,20000}?, \"loss\": )", '"num_updates": ', _OF_JSON, until="}"),
         # Versions of 2018: the update of the epoch, and running means in brackets.
-        Pattern(
-            "step",
-            rf"\| epoch (?P<epoch>\d{{1,6}}) {{1,8}}\d{{1,12}} / \d{{1,12}} loss=(?P<loss_bits>{NUMBER}) \({NUMBER}\), [^\n]{{0,200}}?"
-            rf"\blr=(?P<lr>{NUMBER})(?=,)",
-            literal=", wpb=",
+        figures(
+            rf"\| epoch (?P<epoch>\d{{1,6}}) {{1,8}}\d{{1,12}} / \d{{1,12}} (?=loss={NUMBER} \({NUMBER}\), [^\n]{{0,200}}?\blr=)",
+            ", wpb=",
+            "loss_bits=loss lr",
         ),
-        Pattern(
-            "eval",
-            rf"\bvalid on '(?!test)\w{{1,40}}' subset \| (?:valid[_ ])?loss (?P<loss_eval_bits>{NUMBER}) \| "
-            r"(?=[^\n]{0,400}? \| num_updates (?P<step>\d{1,12})(?= \|))",
+        figures(
+            r"\bvalid on '(?!test)\w{1,40}' subset \| " + has(r"loss ", r" \| num_updates \d{1,12} \|"),
+            " | num_updates ",
+            "loss_eval_bits=loss|valid_loss step=num_updates",
+            kind="eval",
         ),
         line("fact", "num. model params: {params} (num. trained: "),
         line("fact", "| num. model params: {params}", LINE_START),
@@ -57,22 +38,12 @@ _FAIRSEQ = Dialect(
             "fact",
             r"\bmax tokens per GPU = \w{1,12} and (?:batch size|max sentences) per GPU = (?P<micro_batch>\d{1,7})(?=\s*$)",
         ),
-        Pattern(
-            "eval",
-            r"\{\"epoch\": \d{1,9}(?=[^{}\n]{0,30000}\})"
-            + _entries({"valid_loss": "loss_eval_bits", "valid_num_updates": "step"}),
-            literal='"valid_loss": ',
-        ),
-        Pattern(
-            "step",
-            rf"(?:\d{{1,12}} / \d{{1,12}} |\[[\d:]{{1,20}}<[\d:?]{{1,20}}, [^,\n]{{1,20}}, )loss=(?P<loss_bits>{NUMBER}),"
-            + _pair("num_updates", "step").replace("(?=(?:", "(?=").replace("))?)", "))")
-            + _pair("wps", "tokens_per_s")
-            + _pair("bsz", "global_batch").replace(NUMBER, r"\d{1,9}")
-            + _pair("lr", "lr")
-            + _pair("gnorm", "grad_norm")
-            + _pair("wall", "elapsed_s"),
-            literal=" num_updates=",
+        figures(_JSON, '"valid_loss": ', "loss_eval_bits=valid_loss step=valid_num_updates", kind="eval", until="}"),
+        figures(
+            r"(?:\d{1,12} / \d{1,12} |\[[\d:]{1,20}<[\d:?]{1,20}, [^,\n]{1,20}, )"
+            rf"(?=loss={NUMBER},[^\n]{{0,2000}}?[, ]num_updates=\d{{1,12}}[,\]])",
+            " num_updates=",
+            _FIGURES,
         ),
     ),
 )
@@ -82,12 +53,11 @@ _EPOCHS = Dialect(
     engine="fairseq",
     flags=_FLAGS,
     patterns=(
-        Pattern(
-            "step",
-            LINE_START + rf"\| epoch (?P<epoch>\d{{1,6}}) \| loss (?P<loss_bits>{NUMBER}) \| "
-            r"(?=[^\n]{0,400}?\| num_updates (?P<step>\d{1,12}) \|)"
-            + entries(r"\| NAME ", {"wps": "tokens_per_s", "lr": "lr", "gnorm": "grad_norm"}, r"(?= \|)"),
-            literal=" | num_updates ",
+        figures(
+            LINE_START
+            + rf"\| epoch (?P<epoch>\d{{1,6}}) \| (?=loss {NUMBER} \| [^\n]{{0,400}}?\| num_updates \d{{1,12}} \|)",
+            " | num_updates ",
+            "loss_bits=loss step=num_updates tokens_per_s=wps lr grad_norm=gnorm",
         ),
     ),
 )

@@ -1,7 +1,8 @@
 """Unknown programs: a line that names a step and a loss, recognised by its shape alone.
 
-A line is read this way only if no other dialect matches it, and a log only if the step rises in two lines of one shape,
-or in five of any; in the output of tests only in five. Many such loops print the loss last, where a cut number cannot be noticed.
+Here a name is a regex and not a row of a table: programs that nobody knows name a figure in many ways. A line is read
+this way only if no other dialect matches it, and a log only if the step rises in two lines of one shape, or in five of
+any; in the output of tests only in five. Many such loops print the loss last, where a cut number cannot be noticed.
 
 It reads the step, the loss, the learning rate, the gradient norm, a time whose name or unit shows that it is per step,
 and tokens or samples per second, which are taken as the job's unless their name shows that they are per GPU.

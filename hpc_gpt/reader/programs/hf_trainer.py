@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hpc_gpt.reader.lines.fields import Fields
-from hpc_gpt.reader.lines.pattern import CLOCK, END, INT, NUMBER, Dialect, Pattern, entries, line, settings
+from hpc_gpt.reader.lines.pattern import CLOCK, END, INT, NUMBER, STEP, Dialect, Pattern, figures, line, settings
 
 _SHAPE = {
     "hidden": ("n_embd", "hidden_size"),
@@ -46,20 +46,17 @@ _HEADER = {
     "Num examples": "samples_per_epoch", "Num Epochs": "epochs", "Instantaneous batch size per device": "micro_batch",
     "Gradient Accumulation steps": "micro_batches", "Total optimization steps": "steps_planned",
 }  # fmt: skip
-_WITHIN = r"[^{}\n]{0,1500}?"
-_FIGURES = {
-    "num_(?:input_tokens_seen|tokens)|tokens/total": "consumed_tokens", "step_tokens_per_second": "tokens_per_s",
-    r"memory/max_(?:mem_)?allocated ?\([gG]i[bB]\)": "memory_allocated_gib",
-    r"memory(?:/device_(?:mem_)?reserved ?)?\([gG]i[bB]\)": "memory_reserved_gib",
-    "total_peak_memory_allocated_MB": "memory_allocated_mib", "total_peak_memory_reserved_MB": "memory_reserved_mib",
-    # TRL's, and that of ms-swift under Megatron.
-    "aux_loss|(?:seq_|global_)?load_balancing_loss": "balance_loss", "z_loss": "z_loss",
-    "step_time": "step_s", "tokens(?:/train_per_sec|_per_second)_per_gpu": "tokens_per_s_gpu",
-}  # fmt: skip
-_OF_SWIFT = {
-    "grad_norm": "grad_norm", "learning_rate": "lr", "epoch": "epoch", r"memory\(GiB\)": "memory_reserved_gib",
-    "aux_loss": "balance_loss",
-}  # fmt: skip
+_EPOCH = "epoch grad_norm lr=learning_rate"
+_FIGURES = f"""
+    {_EPOCH} consumed_tokens=num_input_tokens_seen|num_tokens|tokens/total tokens_per_s=step_tokens_per_second
+    tokens_per_s_gpu=tokens/train_per_sec_per_gpu|tokens_per_second_per_gpu step_s=step_time
+    memory_allocated_gib=memory/max_allocated(GiB)|memory/max_allocated_(GiB)|memory/max_allocated(gib)
+    memory_allocated_gib=memory/max_mem_allocated(GiB)|memory/max_mem_allocated_(GiB)|memory/max_mem_allocated(gib)
+    memory_reserved_gib=memory(GiB)|memory/device_reserved_(GiB)|memory/device_mem_reserved(gib)
+    memory_reserved_gib=memory/device_mem_reserved_(GiB)|memory/device_mem_reserved(GiB)|memory/device_reserved(gib)
+    memory_allocated_mib=total_peak_memory_allocated_MB memory_reserved_mib=total_peak_memory_reserved_MB
+    balance_loss=aux_loss|load_balancing_loss|seq_load_balancing_loss|global_load_balancing_loss z_loss
+"""  # the last line: TRL's, and that of ms-swift under Megatron
 _BLOCKS = ("block_size", "max_seq_length", "max_seq_len", "cutoff_len")
 _LONGEST_BLOCK = 1024  # the default block of text of the example scripts
 
@@ -67,11 +64,6 @@ _LONGEST_BLOCK = 1024  # the default block of text of the example scripts
 def _quoted(group: str) -> str:
     """Matches a whole value of a dict; transformers 5 puts it in quotes."""
     return rf"'?(?P<{group}>{NUMBER})'?(?=[,}}])"
-
-
-def _entries(fields: Mapping[str, str]) -> str:
-    """A lookahead for each entry of the dict that follows."""
-    return entries("'(?:NAME)': '?", fields, "'?(?=[,}])", _WITHIN)
 
 
 def _settings(literal: str, keys: str) -> Pattern:
@@ -160,45 +152,46 @@ DIALECT = Dialect(
     interpret=_interpret,
     flags=("the program counts trainable parameters only",),
     patterns=(
-        Pattern(
-            "step",
+        figures(
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'loss': {_quoted('loss')}"
-            + _entries({"grad_norm": "grad_norm", "learning_rate": "lr", "epoch": "epoch"})
             # Most lines have none of these: one search finds that out.
-            + r"(?:(?=[^{}\n]{0,1500}?'(?:num_|memory|total_peak|step_|tokens|aux_|(?:seq_|global_)?load_|z_|global_step|step'|iteration|train_runtime))"
-            + _entries(_FIGURES)
-            + _PROGRESS
-            + ")?",
+            rf"(?:(?=[^{{}}\n]{{0,1500}}?'(?:global_step|step'|iteration|elapsed|train_runtime)){_PROGRESS})?",
+            "'loss': ",
+            _FIGURES,
+            until="}",
         ),
         # ms-swift under Megatron, which may split the model in any way.
         Pattern("fact", r"'iteration': '\d{1,12}/\d{1,12}'(?=[,}])", facts={"engine": "megatron-swift"}),
         # ms-swift's own log.
-        Pattern(
-            "step",
+        figures(
             rf"\{{(?=[^{{}}\n]{{0,3000}}\}})\"loss\": (?P<loss>{NUMBER}), (?=[^{{}}\n]{{0,1500}}?\"train_speed\((?:iter/s|s/it)\)\": )"
-            + entries('"NAME": ', _OF_SWIFT, "(?=[,}])", _WITHIN)
-            + r"(?=(?:[^{}\n]{0,1500}?\"(?:step\": |(?:global_step/max_steps|iteration)\": \")(?P<step>\d{1,12})(?=[,}/]))?)"
+            r"(?=(?:[^{}\n]{0,1500}?\"(?:step\": |(?:global_step/max_steps|iteration)\": \")(?P<step>\d{1,12})(?=[,}/]))?)"
             + _PROGRESS.replace("'", '\\"').replace("P<step>", "P<step_of>").replace("step_of", "of"),
-            literal='"train_speed(',
+            '"train_speed(',
+            f"{_EPOCH} memory_reserved_gib=memory(GiB) balance_loss=aux_loss",
+            until="}",
         ),
         # LLaMA-Factory's own log has the same figures.
-        Pattern(
-            "step",
-            r"\{\"current_steps\": (?P<step>\d{1,12}), \"total_steps\": (?P<steps_planned>\d{1,12}), (?=[^{}\n]{0,2000}\})"
-            rf"(?=(?:[^{{}}\n]{{0,500}}?\"loss\": (?P<loss>{NUMBER})(?=[,}}]))?)"
-            rf"(?=(?:[^{{}}\n]{{0,500}}?\"(?:lr|learning_rate)\": (?P<lr>{NUMBER})(?=[,}}]))?)"
-            rf"(?=(?:[^{{}}\n]{{0,500}}?\"epoch\": (?P<epoch>{NUMBER})(?=[,}}]))?)"
+        figures(
+            rf"\{{\"current_steps\": {STEP}, \"total_steps\": (?P<steps_planned>\d{{1,12}}), (?=[^{{}}\n]{{0,2000}}\}})"
             rf"(?=(?:[^{{}}\n]{{0,500}}?\"elapsed_time\": \"(?P<elapsed_s>{CLOCK})\")?)",
+            '{"current_steps": ',
+            "loss lr=lr|learning_rate epoch",
+            until="}",
         ),
-        Pattern(
-            "eval",
-            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'eval_loss': {_quoted('loss_eval')}"
-            + _entries({"eval_runtime": "eval_s"}),
+        figures(
+            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?'eval_loss': {_quoted('loss_eval')}",
+            "'eval_loss': ",
+            "eval_s=eval_runtime",
+            kind="eval",
+            until="}",
         ),
-        Pattern(
-            "eval",
-            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?\"eval_loss\": (?P<loss_eval>{NUMBER})(?=[,}}])"
-            + entries('"NAME": ', {"eval_runtime": "eval_s"}, "(?=[,}])", _WITHIN),
+        figures(
+            rf"\{{(?=[^{{}}\n]{{0,3000}}\}})(?:[^{{}}\n]{{0,1500}}?, )?\"eval_loss\": (?P<loss_eval>{NUMBER})(?=[,}}])",
+            '"eval_loss": ',
+            "eval_s=eval_runtime",
+            kind="eval",
+            until="}",
         ),
         Pattern("total", rf"\{{(?=[^{{}}\n]{{0,3000}}\}})'train_runtime': {_quoted('runtime_s')}"),
         Pattern(

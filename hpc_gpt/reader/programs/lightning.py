@@ -7,14 +7,14 @@ it. A cut bar has no `]`: below a whole bar its figures with a comma after them 
 and a blank after each figure. The parameters are those of the first rank: with Megatron's strategies, its share.
 """
 
-from hpc_gpt.reader.lines.pattern import CLOCK, LINE_START, NUMBER, Dialect, Pattern, line
+from hpc_gpt.reader.lines.pattern import CLOCK, LINE_START, NUMBER, Dialect, Pattern, figures, line
 
 _LABEL = r"(?<!\d)(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"
-_FIGURES = (
-    rf"(?=(?:[^\]\n]{{0,3000}}?[, ](?:train[_/])?loss(?:_step)?=(?P<loss>{NUMBER})(?:\.0)?(?=[,\]]))?)"
-    rf"(?=(?:[^\]\n]{{0,3000}}?[, ]val[_/]loss(?:_epoch)?=(?P<loss_eval>{NUMBER})(?=[,\]]))?)"
-    r"[^\]\n]{0,3000}\]"
-)
+_LOSSES = """
+    loss=loss|loss_step|train_loss|train_loss_step|train/loss|train/loss_step
+    loss_eval=val_loss|val_loss_epoch|val/loss|val/loss_epoch
+"""
+_CLOSED = r"(?=[^\]\n]{0,3000}\])"
 _NOT_NEMO = r"(?![^\]\n]{0,3000}reduced_train_loss)"
 _EPOCH = r"\bEpoch (?:0|(?P<epoch>[1-9]\d{0,6}))[^|%\n]{0,20}"
 _BATCH = _LABEL + r"(?(epoch)\d{1,12}|(?P<step>\d{1,12}))/"
@@ -27,12 +27,13 @@ DIALECT = Dialect(
     flags=("Lightning's bar counts batches of an epoch, which are steps only without gradient accumulation",),
     patterns=(
         # A loader of unknown length, with or without the version.
-        Pattern("step", rf"{_EPOCH}{_BATCH}\? \[{CLOCK}<{_NOT_NEMO}{_FIGURES}", literal="/? ["),
+        figures(rf"{_EPOCH}{_BATCH}\? \[{CLOCK}<{_NOT_NEMO}{_CLOSED}", "/? [", _LOSSES, until="]"),
         *(
-            Pattern(
-                "step",
-                rf"(?:{_EPOCH}|{LINE_START}){_BATCH}\d{{1,12}} \[(?(epoch)|{CLOCK}<){_NOT_NEMO}{version}{_FIGURES}",
-                literal=literal,
+            figures(
+                rf"(?:{_EPOCH}|{LINE_START}){_BATCH}\d{{1,12}} \[(?(epoch)|{CLOCK}<){_NOT_NEMO}{version}{_CLOSED}",
+                literal,
+                _LOSSES,
+                until="]",
             )
             # A program may leave out the version; these names of losses are Lightning's, too.
             for literal, version in (
@@ -46,10 +47,11 @@ DIALECT = Dialect(
             literal="v_num=",
         ),
         # A bar that the terminal cut has no `]`; then only figures that a comma follows are complete.
-        Pattern(
-            "step",
-            rf"{_EPOCH}{_BATCH}\d{{1,12}} \[{CLOCK}<(?![^\n]{{0,3000}}\])[^\n]{{0,3000}}?[, ](?:train[_/])?loss(?:_step)?=(?P<loss>{NUMBER})(?:\.0)?,",
-            literal="%|",
+        figures(
+            rf"{_EPOCH}{_BATCH}\d{{1,12}} \[{CLOCK}<{_NOT_NEMO}(?![^\n]{{0,3000}}\])"
+            rf"(?=[^\n]{{0,3000}}?[, ](?:train[_/])?loss(?:_step)?={NUMBER}(?:\.0)?,)",
+            "%|",
+            _LOSSES,
             own=True,
         ),
         Pattern(
@@ -58,11 +60,10 @@ DIALECT = Dialect(
             literal="%|",
             own=True,
         ),
-        Pattern(
-            "step",
-            r"\bEpoch 0(?:/\d{1,6})?"
-            + _RICH.replace("(?P<elapsed_s>", "(?:")
-            + rf"(?=[\d.]{{1,12}}(?:it/s|s/it) )(?=[^\n]{{0,1000}} (?:train[_/])?loss(?:_step)?: (?P<loss>{NUMBER}) )",
+        figures(
+            r"\bEpoch 0(?:/\d{1,6})?" + _RICH.replace("(?P<elapsed_s>", "(?:") + r"(?=[\d.]{1,12}(?:it/s|s/it) )",
+            " • ",
+            _LOSSES,
         ),
         Pattern("progress", r"\bEpoch 0(?:/\d{1,6})?" + _RICH + r"(?=[\d.]{1,12}(?:it/s|s/it)(?: |$))"),
         Pattern(

@@ -8,7 +8,7 @@ others and the total in a third kind, so they are not read. `eval_accuracy` is t
 and an accuracy in others. Each rank of NVIDIA's and AMD's code prints `init_start`. A whole number may end in `.0`.
 """
 
-from hpc_gpt.reader.lines.pattern import INT, NUMBER, Dialect, Pattern, later
+from hpc_gpt.reader.lines.pattern import INT, NUMBER, Dialect, Pattern, figures
 
 _EVENT = r":::MLLOG \{{(?:\"namespace\": \"[^\"\n]{{0,64}}\", )?\"time_ms\": ({}\d{{10,16}}), (?:\"event_type\": \"\w{{1,24}}\", )?\"key\": \"{}\", "
 # The first of these keys with a number: `"step": [2, 3321]` does not count.
@@ -39,24 +39,18 @@ def _platform(name: str, **facts: int) -> Pattern:
     return Pattern("fact", _event("submission_platform") + rf"\"value\": \"{name}\"", facts=facts)
 
 
-def _tracked(key: str, group: str) -> str:
-    return later(rf"\"{key}\": ", group, "(?=[,}])", within=r"[^{}\n]{0,1000}?")
-
-
 DIALECT = Dialect(
     name="mlperf",
     engine="mlperf",
     flags=("MLPerf's eval_accuracy is a loss in its GPT benchmarks, an accuracy in others",),
     patterns=(
-        Pattern(
-            "step",
-            _event("tracked_stats", timed=True)
-            + r"\"value\": \{(?=[^{}\n]{0,1000}?\"(?:train_step_tim(?:e|ing)(?: in s)?|throughput|(?:reduced_)?train_loss|loss)\": )"
-            + _tracked("train_step_tim(?:e|ing)(?: in s)?", "step_s")
-            + _tracked("throughput", "throughput")
-            + _tracked("(?:(?:reduced_)?train_)?loss", "loss")
-            + r"[^{}\n]{0,1000}\}, "
-            + _COUNT,
+        figures(
+            _event("tracked_stats", timed=True) + r"\"value\": \{" + rf"(?=[^{{}}\n]{{0,1000}}\}}, {_COUNT})"
+            r"(?=[^{}\n]{0,1000}?\"(?:train_step_tim(?:e|ing)(?: in s)?|throughput|(?:reduced_)?train_loss|loss)\": )",
+            '"tracked_stats"',
+            "step_s=train_step_timing|train_step_time|train_step_timing_in_s|train_step_time_in_s throughput"
+            " loss=loss|train_loss|reduced_train_loss",
+            until="}",
         ),
         Pattern("step", _event("train_loss", timed=True) + rf"\"value\": (?P<loss>{NUMBER}), " + _COUNT),
         Pattern("step", _event("train_loss", timed=True) + rf"\"value\": (?P<loss>{NUMBER}), " + _STEP),

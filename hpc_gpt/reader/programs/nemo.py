@@ -5,7 +5,7 @@ as `nan.0`. The configuration is printed as YAML, one setting per line. `train_s
 step, after a synchronisation.
 """
 
-from hpc_gpt.reader.lines.pattern import CLOCK, INT, LINE_START, NUMBER, Dialect, Pattern, later, line, settings
+from hpc_gpt.reader.lines.pattern import CLOCK, INT, LINE_START, NUMBER, STEP, Dialect, Pattern, figures, line, settings
 
 _NUMBER = rf"(?:{NUMBER}(?:\.\d)?)"
 _MODEL = {
@@ -22,60 +22,36 @@ _LAYOUT = {
 }  # fmt: skip
 
 
-def _entry(key: str, group: str) -> str:
-    return later(f"[ ,]{key}=", group, r"(?=[,\]])", _NUMBER, r"[^\]\n]{0,3000}?")
-
-
-def _column(key: str, group: str) -> str:
-    """A lookahead for a column. The step time and the validation loss can end the line, where a cut is not noticed."""
-    end = r"(?= \||\s*$)" if group in ("step_s", "loss_eval") else r"(?= \|)"
-    return later(rf"\| {key}: ", group, end, _NUMBER, r"[^\n]{0,3000}?")
+# Without a `]` the bar is cut: a figure with a comma after it is whole.
+_BAR = r"\bEpoch 0[^|%\n]{0,20}(?:\d{1,3}%)?\|[^|\n]{0,400}\| *" + STEP
+_REST = r"(?=[^\]\n]{0,3000}(?:\]|$))"
+_IN_BAR = "loss=reduced_train_loss step_s=train_step_timing_in_s grad_norm lr loss_eval=val_loss"
+# The step time and the validation loss can end the line, where a cut is not noticed.
+_COLUMNS = """
+    lr global_batch=global_batch_size consumed_samples step=global_step loss=reduced_train_loss
+    step_s$=train_step_timing_in_s grad_norm loss_eval$=val_loss tokens_per_s_gpu=tokens_per_sec_per_gpu
+    balance_loss=load_balancing_loss|seq_load_balancing_loss|global_load_balancing_loss z_loss tflops=TFLOPS_per_GPU
+    memory_allocated_bytes=max_memory_allocated memory_reserved_bytes=max_memory_reserved
+"""
 
 
 DIALECT = Dialect(
     name="nemo",
     engine="nemo",
     patterns=(
-        Pattern(
-            "step",
-            r"\bEpoch 0[^|%\n]{0,20}(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"
-            rf"(?P<step>\d{{1,12}})/(?P<steps_planned>\d{{1,12}}) \[{CLOCK}<"
-            + _entry("reduced_train_loss", "loss")
-            + _entry("train_step_timing in s", "step_s")
-            + _entry("grad_norm", "grad_norm")
-            + _entry("lr", "lr")
-            + _entry("load_balancing_loss", "balance_loss")
-            + _entry("z_loss", "z_loss")
-            + _entry("val_loss", "loss_eval")
-            # Without a `]` the bar is cut: a figure with a comma after it is whole.
-            + r"[^\]\n]{0,3000}(?:\]|$)",
-            literal="reduced_train_loss",
+        figures(
+            rf"{_BAR}/(?P<steps_planned>\d{{1,12}}) \[{CLOCK}<{_REST}",
+            "reduced_train_loss",
+            _IN_BAR + " balance_loss=load_balancing_loss z_loss",
+            until="]",
         ),
-        Pattern(
-            "progress",
-            r"\bEpoch 0[^|%\n]{0,20}(?:\d{1,3}%)?\|[^|\n]{0,400}\| *"
-            rf"(?P<step>\d{{1,12}})/\d{{1,12}} \[(?P<elapsed_s>{CLOCK})<[^\]\n]{{0,3000}}(?:\]|$)",
-            literal="reduced_train_loss",
-        ),
-        Pattern(
-            "step",
+        Pattern("progress", rf"{_BAR}/\d{{1,12}} \[(?P<elapsed_s>{CLOCK})<{_REST}", literal="reduced_train_loss"),
+        figures(
             r"\bTraining epoch \d{1,9}, iteration (?P<before>\d{1,12})/\d{1,12}(?= \|)"
-            + _column("lr", "lr")
-            + _column("global_batch_size", "global_batch")
-            + _column("consumed_samples", "consumed_samples")
-            + _column("global_step", "step")
-            + _column("reduced_train_loss", "loss")
-            + _column("train_step_timing in s", "step_s")
-            + _column("grad_norm", "grad_norm")
-            + _column("(?:seq_|global_)?load_balancing_loss", "balance_loss")
-            + _column("z_loss", "z_loss")
             # TFLOPs after the samples end the line.
-            + rf"(?=(?:[^\n]{{0,3000}}?\| (?P<of>consumed_samples: \d{{1,15}} \| )?TFLOPS_per_GPU: (?P<tflops>{_NUMBER})"
-            + r"(?(of)(?= \||\s*$)|(?= \|)))?)"
-            + _column("tokens_per_sec_per_gpu", "tokens_per_s_gpu")
-            + _column("max_memory_allocated", "memory_allocated_bytes")
-            + _column("max_memory_reserved", "memory_reserved_bytes")
-            + _column("val_loss", "loss_eval"),
+            rf"(?=(?:[^\n]{{0,3000}}?\| consumed_samples: \d{{1,15}} \| TFLOPS_per_GPU: (?P<tflops>{_NUMBER})\s*$)?)",
+            "Training epoch ",
+            _COLUMNS,
         ),
         # The configuration as YAML.
         *(

@@ -4,15 +4,15 @@
 in sequences; later versions give tokens per rank and per step. Validation has its own lines.
 """
 
-from hpc_gpt.reader.lines.pattern import INT, NUMBER, STEP, Dialect, Pattern, entries, figures
+from hpc_gpt.reader.lines.pattern import INT, NUMBER, STEP, Dialect, Pattern, figures
 
 _MESHES = ("dp", "dp tp", "pp dp", "pp dp tp", "dp cp", "dp cp tp", "pp dp cp tp", "tp", "pp", "pp tp")
 _MESH = r"(?=[^\n]{{0,300}}\b{name}=(?P<{group}>\d{{1,6}})(?=,|\s*$))"
 _MODEL = r"\bBuilding \S{1,64} \S{1,64} with \w{0,40}ModelArgs\("
-_ARGUMENTS = {
-    "dim": "hidden", "n_layers": "layers", "n_heads": "heads", "n_kv_heads": "kv_heads", "head_dim": "head_dim",
-    "num_experts": "experts", "top_k": "experts_per_token", "vocab_size": "vocab",
-}  # fmt: skip
+_ARGUMENTS = (
+    "hidden=dim layers=n_layers heads=n_heads kv_heads=n_kv_heads head_dim experts=num_experts experts_per_token=top_k"
+    " vocab=vocab_size"
+)
 
 DIALECT = Dialect(
     name="torchtitan",
@@ -52,7 +52,7 @@ DIALECT = Dialect(
             rf"(?:gradient accumulation steps (?P<micro_batches>{INT}), )?sequence length (?P<seq>{INT}),"
             rf"(?: total steps (?P<steps_planned>{INT}) )?",
         ),
-        Pattern("fact", _MODEL + entries(r"\bNAME=", _ARGUMENTS, "(?=[,)])", r"[^\n]{0,2000}?")),
+        figures(_MODEL, "ModelArgs(", _ARGUMENTS, kind="fact"),
         Pattern(
             "argument", _MODEL + r"[^\n]{0,3000}?\b(?P<key>sliding_window(?:_size)?)=(?P<value>\d{1,9}|None)(?=[,)])"
         ),

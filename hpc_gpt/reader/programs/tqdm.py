@@ -1,11 +1,11 @@
 """tqdm's bars: the progress of a run and its elapsed time. They give the curve; the step time only for a Trainer
 (`records.times`).
 
-The rate of a bar is smoothed and includes evaluations and saves. Nothing says what a bar counts: one that maps, loads or
-downloads is not read, nor one of items other than `it`. A bar of an evaluation looks like one of training: a bar without
-a name counts only in a run that shows a training otherwise. If a bar shows a loss, the loss is read. In a cut bar, which
-has no `]`, a figure with a comma after it is read; the bar gives no goal, as the missing name might show that it counts
-the steps of an epoch.
+A bar is recognised by its shape, not by names and figures. Its rate is smoothed and includes evaluations and saves.
+Nothing says what a bar counts: one that maps, loads or downloads is not read, nor one of items other than `it`. A bar
+of an evaluation looks like one of training: a bar without a name counts only in a run that shows a training otherwise.
+If a bar shows a loss, the loss is read. In a cut bar, which has no `]`, a figure with a comma after it is read; the
+bar gives no goal, as the missing name might show that it counts the steps of an epoch.
 """
 
 from hpc_gpt.reader.lines.pattern import CLOCK, LINE_START, NUMBER, Dialect, Pattern
