@@ -1,4 +1,5 @@
-"""The examples of docs/python.md, run whole, in the order of the page, in one process of their own."""
+"""The examples of docs/python.md, run whole, in the order of the page, in one process of their own; then that of
+docs/how-do-i.md."""
 
 import os
 import re
@@ -7,13 +8,12 @@ import sys
 
 import pytest
 
-from tests.docs.pages import text_of
+from tests.docs.pages import blocks
 
 
 @pytest.mark.long  # each function is in test_api.py
 def test_the_page_runs_from_top_to_bottom(tmp_path):
-    examples = re.findall(r"^```python\n(.*?)^```", text_of("docs/python.md"), re.M | re.S)
-    assert len(examples) == 6
+    examples = blocks("docs/python.md", "python") + blocks("docs/how-do-i.md", "python")
     environment = {name: value for name, value in os.environ.items() if name != "HPC_GPT_LOGS"}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", "\n".join(examples)],

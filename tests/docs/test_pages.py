@@ -92,6 +92,27 @@ def test_what_it_does_not_do_is_so():
     assert {axis for facts in engines().values() for axis in facts.axes} == {"tp", "pp", "cp", "ep", "etp"}
 
 
+# {page: (its blocks of Python, the tests that run them)}
+RUN_BY = {
+    "docs/checkpoints.md": (1, "tests/trainer/checkpoints/test_states.py"),
+    "docs/extending.md": (5, "tests/reader/programs/test_example_of_the_page.py", "tests/core/engines/test_seventh.py"),
+    "docs/for-a-site.md": (1, "tests/docs/test_recipes.py"),
+    "docs/how-do-i.md": (1, "tests/api/test_page.py"),
+    "docs/python.md": (6, "tests/api/test_page.py"),
+}
+
+
+def test_a_test_runs_each_block_of_python():
+    """A new block needs a test that runs it, beside those of its page."""
+    names = [str(page.relative_to(REPOSITORY)) for page in PAGES]
+    counts = {name: len(blocks(name, "python")) for name in names if blocks(name, "python")}
+    assert counts == {name: count for name, (count, *_) in RUN_BY.items()}
+    for name, (_, *files) in RUN_BY.items():
+        for file in files:
+            text = (REPOSITORY / file).read_text(encoding="utf-8")
+            assert name in text or name.removeprefix("docs/") in text, (name, file)
+
+
 def test_a_short_answer_is_short_and_has_a_command():
     answers = re.split(r"^## ", text_of("docs/how-do-i.md"), flags=re.MULTILINE)[1:]
     assert len(answers) >= 16

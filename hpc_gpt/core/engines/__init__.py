@@ -23,7 +23,7 @@ def engines() -> dict[str, EngineFacts]:
 
 @cache
 def engine_named(name: str) -> EngineFacts:
-    """The engine of that name; an experiment's name always exists (`core.settings.experiment.EngineName`). The others
+    """The engine of that name; an experiment's name always exists (`core.settings.services.EngineName`). The others
     are not imported."""
     facts: EngineFacts = importlib.import_module(f"{__name__}.{name.replace('-', '_')}").ENGINE
     return facts

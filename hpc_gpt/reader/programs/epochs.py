@@ -1,7 +1,7 @@
 """Unknown programs that print a line an epoch, with the loss of training or of both: `Epoch 3/100 - Train Loss: 1.90`.
 
 Programs name these figures in many ways, so a line is a shape and not a table of names. Such a line has no step, so it
-counts only if no program prints steps (`records.epochs`). The epoch may be on a line of its own, before the losses. A
+counts only if no program prints steps (`reader.runs.epochs`). The epoch may be on a line of its own, before the losses. A
 figure after `Train=` is a loss only in a line without the word. Seconds are of the epoch.
 """
 

@@ -263,7 +263,7 @@ DIALECT = Dialect(
         Pattern(
             "argument", r"(?P<key>\"model_type\"): \"(?P<value>[\w-]{1,40})\"(?=,)", literal='"model_type": ', weak=True
         ),
-        # Attention over a window, as `records._window` reads it.
+        # Attention over a window, as `reader.runs.figures._window` reads it.
         *(
             Pattern(
                 "argument", rf"(?P<key>\"{key}\"): (?P<value>\d{{1,12}}|true|false|null)(?=,|\s*$)", literal, weak=True

@@ -20,7 +20,7 @@ _SETTINGS = {
     "steps": "steps_planned",
     "gradient_accumulation_steps": "micro_batches",
 }
-# Attention over a window, as `records._window` reads it.
+# Attention over a window, as `reader.runs.figures._window` reads it.
 _WINDOWS = ("sliding_window_size",)
 
 

@@ -1,5 +1,5 @@
 """tqdm's bars: the progress of a run and its elapsed time. They give the curve; the step time only for a Trainer
-(`records.times`).
+(`reader.runs.times`).
 
 A bar is recognised by its shape, not by names and figures. Its rate is smoothed and includes evaluations and saves.
 Nothing says what a bar counts: one that maps, loads or downloads is not read, nor one of items other than `it`. A bar

@@ -162,7 +162,7 @@ def _multiplied(record: Record, params: float, weights: float | None) -> float |
 def _active(record: Record) -> tuple[float | None, float | None, float | None]:
     """Returns (parameters, weights of a layer, width of attention) that multiply a token; None for each unknown one.
 
-    The record of another program's log has them in `settings.active`; the record of our run has its shape in
+    The record of another program's log has them as `active` among its settings; the record of our run has its shape in
     `settings.model`. Without either the layers are GPT-2's.
     """
     active = record.settings.get("active")

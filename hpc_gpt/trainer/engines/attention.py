@@ -57,7 +57,7 @@ class AttentionKernels:
     torch accepts may still fail in its first pass, which ends the run; that depends on versions and card as well.
 
     `expands`: the kernel does not take grouped queries, so keys and values are repeated for it
-    (`trainer.model.attention.mix`). If the model has grouped queries, the kernels that take them come first. `last`:
+    (`model.attention.attention_core`). If the model has grouped queries, the kernels that take them come first. `last`:
     the kernel for the last queries, for ranks that gather keys.
 
     With data.mask_documents and in layers with a window the flash kernel is torch's kernel for documents in a row, in

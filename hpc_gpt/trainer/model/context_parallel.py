@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hpc_gpt.trainer.model.collectives import all_gather, apply, reduce_scatter
 
-Mix = Callable[[Tensor, Tensor, Tensor], Tensor]  # the core of attention, like `trainer.model.attention.mix`
+Mix = Callable[[Tensor, Tensor, Tensor], Tensor]  # the core of attention, like `trainer.model.attention.attention_core`
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.reader import programs
+from hpc_gpt.reader.failures.failure_families import failure_family
 from tests.cli.command import hpc_gpt
 from tests.conftest import REPOSITORY
+from tests.docs.pages import blocks
 from tests.programs import python
 from tests.reader.reading import SPECIMENS
 
@@ -62,6 +64,15 @@ def test_the_pages_commands_try_the_dialect_as_they_stand(tmp_path):
     assert "1 passed" in done.stdout
     report = hpc_gpt(*second.split()[1:], cwd=tmp_path, environment=environment, code=0)
     assert json.loads(report.stdout)["records"][0]["dialect"] == "acme"
+
+
+def test_the_pages_family_of_failures_is_read():
+    (block,) = [each for each in blocks("docs/extending.md", "python") if each.startswith("failure_family(")]
+    patterns = eval(block, {"failure_family": failure_family})
+    assert len(patterns) == 3
+    for line in ("TooManyFiles: of one rank", "OSError: [Errno 24] Too many open files: 'a.bin'"):
+        messages = [re.search(pattern.regex, line) for pattern in patterns if pattern.literal in line]
+        assert [each["words"] for each in messages if each] == [line] * len(messages) != []
 
 
 @pytest.mark.parametrize("as_row", [False, True], ids=["a module", "a row"])
