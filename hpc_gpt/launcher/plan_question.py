@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.engines import engine_named, trainers
+from hpc_gpt.core.engines.base.programs import KINDS
 from hpc_gpt.core.errors import ConfigError, Fault, LayoutError, UserError, raise_faults
 from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile, user_default
 from hpc_gpt.core.settings.devices import DEVICES, device_named, known_devices
@@ -121,7 +122,7 @@ def read_plan_request(
     read = load_experiment(file, overrides, request.row, faults=found)
     if found:
         raise_faults(faults_before(read, profile, found))
-    experiment, like, traits = _without_program(cut_warmup(read)[0])
+    experiment, like, program = _without_program(cut_warmup(read)[0])
     base = load_experiment(file, {}, request.row, steps_elsewhere=True)
     if largest and experiment.model.experts and experiment.model.expert_ffn is None:
         experiment = _with_expert_width(experiment)
@@ -145,7 +146,7 @@ def read_plan_request(
     holds |= {"engine.name"} if request.names_experiment else set()
     if largest or longest:
         experiment, holds = _at_smallest_batch(experiment, overrides, holds)
-    question = _with_traits(question_of(experiment, profile, holds, _engines_for(model, profile), fast), traits)
+    question = question_of(experiment, profile, holds, _engines_for(model, profile), fast, program)
     if is_usual and question.global_batch is not None:
         question = replace(question, usual_batch=functools.partial(usual_batch, model.seq))
     _check_machine(question, machine)
@@ -168,14 +169,20 @@ def _check_names_model(request: Request, overrides: Mapping[str, Any]) -> None:
         )
 
 
-def _without_program(experiment: Experiment) -> tuple[Experiment, EngineName | None, dict[str, Any]]:
-    """(the experiment, for a program with a [plan] that of the engine which stands for it; that engine, None without
-    one; the traits by which the program differs from it)."""
-    like = engine_named(experiment.engine.name).planned_as(experiment.plan)
+def _without_program(experiment: Experiment) -> tuple[Experiment, EngineName | None, Plan | None]:
+    """(the experiment, for a program with a [plan] that of the engine which stands for it; that engine, and how the
+    program runs; None without one). Raises ConfigError for a kind that no program like that engine has."""
+    program = experiment.plan
+    like = engine_named(experiment.engine.name).planned_as(program)
     if like is None:
-        return experiment, None, {}
+        return experiment, None, None
+    if program.kind is not None and (like, program.kind) not in KINDS:
+        known = [kind for engine, kind in KINDS if engine == like]
+        hint = f"use {' or '.join(known)}, or leave it out" if known else "leave it out"
+        raise ConfigError(f"plan.kind is {program.kind}, but no program like {like} is of that kind", hint)
     engine = replace(experiment.engine, name=like)
-    return replace(experiment, engine=engine, command=Command(), plan=Plan()), like, experiment.plan.traits
+    train = replace(experiment.train, steps=experiment.train.steps or 1)  # 0 means unknown, which our engines refuse
+    return replace(experiment, engine=engine, command=Command(), plan=Plan(), train=train), like, program
 
 
 def _check_family(model: ModelShape) -> None:
@@ -183,11 +190,6 @@ def _check_family(model: ModelShape) -> None:
     if not replace(model, **_WITHOUT_EXPERTS).is_gpt2:
         kind = "the largest model is searched among GPT-2's shapes, but the model has another shape"
         raise ConfigError(kind, "name no --model, or one such as gpt2")
-
-
-def _with_traits(question: Question, traits: Mapping[str, Any]) -> Question:
-    """The question with `traits` of the program for each of its engines."""
-    return replace(question, traits={name: {**of_engine, **traits} for name, of_engine in question.traits.items()})
 
 
 def _check_machine(question: Question, machine: Machine) -> None:

@@ -26,8 +26,8 @@ def by_micro_batch(searched: Searched, constants: Constants = DEFAULT) -> list[C
     """For each micro-batch of a search for one layout the best candidate, else the one nearest to fitting; the smallest
     micro-batch first."""
     question, candidates = searched.question, []
-    dp = (searched.candidates or searched.too_large)[0].layout.dp
-    for micro_batch, _ in question.batches(dp):
+    layout = (searched.candidates or searched.too_large)[0].layout
+    for micro_batch, _ in question.batches(question.replicas(layout)):
         one = replace(question, fixed={**question.fixed, "micro_batch": micro_batch})
         searched_size = search(one, searched.machine, constants, keep=1)
         candidates += searched_size.candidates[:1] or searched_size.too_large[:1]

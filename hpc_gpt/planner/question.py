@@ -8,7 +8,8 @@ from typing import Any
 
 from hpc_gpt.core.engines import engine_named, trainers
 from hpc_gpt.core.engines import engines as all_engines
-from hpc_gpt.core.engines.base.training import Offload, OptimizerMode, Training
+from hpc_gpt.core.engines.base.programs import program_states
+from hpc_gpt.core.engines.base.training import Offload, OptimizerMode, States, Training
 from hpc_gpt.core.errors import Fault, LayoutError, UserError, check_sizes, raise_faults
 from hpc_gpt.core.optimizers import optimizer_named
 from hpc_gpt.core.recomputation import RECOMPUTES, Recompute, modules_of, recomputation
@@ -20,6 +21,7 @@ from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.rules import keys_of
 from hpc_gpt.core.settings.rules.engine import optimizer_faults
+from hpc_gpt.core.settings.services import Plan, ProgramKind
 from hpc_gpt.core.settings.shape_split import partition_layers, split_faults
 from hpc_gpt.planner.fast import with_fast_settings
 from hpc_gpt.planner.training import PLANNED, traits_of, update_mode, with_choices
@@ -50,7 +52,8 @@ class Question:
     micro_batches, from which it follows. `traits`: by engine, the fields that follow from its switches (`traits_of`).
     `plain`: by engine, their values without fast settings, for a loss in chunks, which has none by default.
     `savings`: names of switches that may be turned on where memory is short. `most_cp`: the largest cp that is tried.
-    `usual_batch`: the default global batch on so many GPUs.
+    `usual_batch`: the default global batch on so many GPUs. `of_program`: it is about a program that is like the
+    engines: it has their physics, and not their limits. `kind`: how it holds its states.
     """
 
     shape: ModelShape
@@ -70,6 +73,8 @@ class Question:
     savings: frozenset[str] = frozenset()
     most_cp: int = 1
     usual_batch: Callable[[int], int] | None = None
+    of_program: bool = False
+    kind: ProgramKind | None = None
 
     def of(self, shape: ModelShape) -> "Question":
         """The same question about another model, or another sequence length."""
@@ -109,6 +114,15 @@ class Question:
                 if stage % (size * (ranks or layout.tp)) == 0:
                     yield size, ranks
 
+    def trait(self, engine: str, name: str, default: Any) -> Any:
+        """A field of a Training that follows from the engine's switches, or that the program states."""
+        return self.traits.get(engine, {}).get(name, default)
+
+    def replicas(self, layout: Layout) -> int:
+        """The number of ranks that read samples of their own: dp, unless ep is an axis of its own in a program."""
+        outside = self.of_program and any(self.trait(name, "ep_outside_dp", False) for name in self.engines)
+        return layout.dp // layout.ep if outside else layout.dp
+
     def batches(self, dp: int) -> list[tuple[int, int]]:
         """Returns (micro_batch, micro_batches) for every way to divide the global batch, small micro-batches first."""
         if self.global_batch is None:
@@ -137,7 +151,8 @@ class Question:
                 for chunks in self._chunks(engine, layout.pp):
                     yield Training(
                         self.shape,
-                        **{**vars(layout), "shard": shard},
+                        **{**vars(layout), "dp": self.replicas(layout), "shard": shard},
+                        program_states=self._program_states(engine, sharded),
                         vp=chunks,
                         zero_stage=stage,
                         dtype=self.dtype,
@@ -150,22 +165,31 @@ class Question:
                         matmul=self.matmul,
                         cp_exchange=exchange,
                         **{
-                            "edges_as_layers": engine_named(engine).splits_edges(self.shape.layers, layout.pp),
+                            "edges_as_layers": self._splits_edges(engine, layout.pp),
                             **traits,
                         },
                     )
+
+    def _program_states(self, engine: str, sharded: bool) -> States | None:
+        return program_states(engine, self.kind, self.dtype, sharded) if self.of_program else None
+
+    def _splits_edges(self, engine: str, pp: int) -> bool:
+        """Whether embedding and head each take a layer's place in the split over stages."""
+        by_itself = not self.of_program and engine_named(engine).splits_edges(self.shape.layers, pp)
+        return bool(self.trait(engine, "edges_as_layers", by_itself))
 
     def techniques(self, engine: str, tp: int, cp: int = 1) -> list[tuple[bool, Recompute]]:
         """Returns (sequence_parallel, recompute) for each way to save activations that the engine has with `tp` and
         `cp`."""
         facts = engine_named(engine)
-        can_split = "sequence_parallel" in facts.switches and tp > 1 and self.shape.seq % (tp * cp) == 0
+        able = self.of_program or "sequence_parallel" in facts.switches
+        can_split = able and tp > 1 and self.shape.seq % (tp * cp) == 0
         return [
             (parallel, recompute)
             for parallel in self._choices("sequence_parallel", (False, True))
             if (can_split or not parallel) and self._runs(engine, Layout(tp, 1, 1, cp), sequence_parallel=parallel)
             for recompute in self._choices("recompute", self._recomputes(engine))
-            if facts.can_recompute(recompute)
+            if self.of_program or facts.can_recompute(recompute)
         ]
 
     def _recomputes(self, engine: str) -> tuple[Recompute, ...]:
@@ -189,7 +213,7 @@ class Question:
 
     def can_run(self, layout: Layout) -> bool:
         """Whether any engine and batch can run with a layout that has no obstacle."""
-        return bool(self.batches(layout.dp)) and any(True for _ in self.ways(layout))
+        return bool(self.batches(self.replicas(layout))) and any(True for _ in self.ways(layout))
 
     def _choices(self, name: str, open_values: tuple[Any, ...]) -> tuple[Any, ...]:
         """The values of a field to try: the fixed one alone, or all known ones."""
@@ -205,7 +229,7 @@ class Question:
                 return "engine.partition does not deal the layers out over pp"
         if min(self.gpus, self.gpus_per_node) % layout.tp and not self.tp_across_nodes:
             return TP_SPANS
-        if self.global_batch is not None and self.global_batch % layout.dp:
+        if self.global_batch is not None and self.global_batch % self.replicas(layout):
             return DIVIDES_NO_BATCH
         return None
 
@@ -215,6 +239,8 @@ class Question:
         if layout.cp == 1:
             return [self.fixed.get("cp_exchange", "heads")]
         possible = ("ring",) if "ring" in facts.cp_exchanges else facts.cp_exchanges  # attention hides a ring
+        if self.of_program:
+            return list(self._choices("cp_exchange", possible))
         return [
             exchange
             for exchange in self._choices("cp_exchange", possible)
@@ -224,7 +250,7 @@ class Question:
 
     def _shards(self, engine: str, layout: Layout) -> list[int | None]:
         """The numbers of ranks over which the engine can shard: all of the data axis (None), and those of a node."""
-        ranks, of_node = layout.data_ranks, self.gpus_per_node // layout.tp
+        ranks, of_node = self.replicas(layout) * layout.cp, self.gpus_per_node // layout.tp
         possible = self._choices("shard", (None, of_node) if ranks * layout.tp > self.gpus_per_node else (None,))
         able = engine_named(engine).has_replicas
         shards = [None if shard == ranks else shard for shard in possible if able or shard in (None, ranks)]
@@ -233,7 +259,7 @@ class Question:
 
     def _runs(self, engine: str, layout: Layout, **switches: Any) -> bool:
         """Whether the engine can run a mixture in the layout, with the switches; it can run any other model."""
-        if not self.shape.is_mixture:
+        if self.of_program or not self.shape.is_mixture:
             return True
         wanted = Engine(name=engine, **{"sequence_parallel": layout.tp > 1, **switches})
         train = Train(dtype=self.dtype)  # type: ignore[arg-type]
@@ -242,15 +268,17 @@ class Question:
     def _states(self, engine: str, layout: Layout) -> Iterator[tuple[int, Offload, bool]]:
         """Yields each (zero_stage, offload, sharded_optimizer) that the engine supports with the layout."""
         facts = engine_named(engine)
-        if any(getattr(layout, axis) > 1 and axis not in facts.axes for axis in ("tp", "pp", "cp", "ep")):
-            return
-        if layout.expert_tp != layout.tp and "etp" not in facts.axes:
+        if not self.of_program and not _can_split(facts.axes, layout):
             return
         for zero_stage in self._choices("zero_stage", facts.zero_stages):
-            stage = facts.stage_that_runs(zero_stage, self.dtype)
+            stage = zero_stage if self.of_program else facts.stage_that_runs(zero_stage, self.dtype)
             # A stage that would run as another one is tried only if the user requests it.
             searched_already = stage != zero_stage and "zero_stage" not in self.fixed
-            if zero_stage not in facts.zero_stages or (layout.pp > 1 and zero_stage > 1) or searched_already:
+            if (
+                zero_stage not in facts.zero_stages
+                or (layout.pp > 1 and zero_stage > 1 and not self.of_program)
+                or searched_already
+            ):
                 continue
             for offload in self._choices("offload", OFFLOADS):
                 on_host = offload != "none" and optimizer_named(self.optimizer).needs_shares
@@ -266,11 +294,13 @@ class Question:
 
     def _chunks(self, engine: str, pp: int) -> list[int]:
         """The numbers of interleaved chunks per stage to try. With chunks, all stages and chunks are equally deep."""
+        if self.of_program and "vp" in self.fixed:
+            return [self.fixed["vp"]]
         if not engine_named(engine).has_chunks:
             return [chunks for chunks in self._choices("vp", (1,)) if chunks == 1]
-        places = self.shape.layers + 2 * engine_named(engine).splits_edges(self.shape.layers, pp)
+        places = self.shape.layers + 2 * self._splits_edges(engine, pp)
         if places % pp:
-            if engine_named(engine).shape_fault(self.shape) is None:
+            if engine_named(engine).shape_fault(self.shape) is None and not self.of_program:
                 return []
             # A shape that is only planned: programs lay its stages out by hand, as DeepSeek's 61 layers.
             return [chunks for chunks in self._choices("vp", _CHUNKS) if pp * chunks <= self.shape.layers]
@@ -288,6 +318,13 @@ class Question:
     def _stage_layers(self, pp: int) -> tuple[int, ...] | None:
         """The number of layers of each stage; None if they are as even as possible."""
         return None if self.partition == "layers" or pp == 1 else _blocks(self.shape, pp, self.partition)
+
+
+def _can_split(axes: Collection[str], layout: Layout) -> bool:
+    """Whether an engine with these axes splits a model so."""
+    if layout.expert_tp != layout.tp and "etp" not in axes:
+        return False
+    return all(getattr(layout, axis) == 1 or axis in axes for axis in ("tp", "pp", "cp", "ep"))
 
 
 def searched_engines(profile: ClusterProfile | None) -> tuple[str, ...]:
@@ -325,12 +362,14 @@ def question_of(
     holds: Collection[str] = (),
     engines: tuple[str, ...] | None = None,
     fast: bool = False,
+    program: Plan | None = None,
 ) -> Question:
     """The question for an experiment: its model, GPUs, batch, dtype and switches; its layout is open.
 
     `fast`: with the fast settings that each engine has, except for the keys in `holds`.
     `holds`: dotted keys whose values are fixed. `engines`: engines to try, by default `searched_engines`; if `holds`
-    has engine.name, only the experiment's. Raises LayoutError or ConfigError for values that contradict each other.
+    has engine.name, only the experiment's. `program`: how a program runs that is like the experiment's engine. Raises
+    LayoutError or ConfigError for values that contradict each other.
     """
     _check_sizes({"model": vars(experiment.model), "layout": vars(experiment.layout)})
     shape, gpus = resolve_shape(experiment.model), asked_gpus(experiment, profile)
@@ -356,7 +395,7 @@ def question_of(
     optimizer = optimizer_named(train.optimizer)
     raise_faults(optimizer_faults(engine, train) if "engine.name" in holds else ())
     tried = tuple(name for name in tried if engine_named(name).has_optimizer(optimizer))
-    if modules_of(fixed.get("recompute", "none")):
+    if program is None and modules_of(fixed.get("recompute", "none")):
         faults = [_module_faults(replace(engine, name=name), train, shape) for name in tried]
         raise_faults(faults[0] if faults and all(faults) else ())
     plain = {
@@ -374,7 +413,11 @@ def question_of(
             fast_engine.name: plain[fast_engine.name] | traits_of(fast_engine, fast_engine.name, profile.device)
             for fast_engine in faster
         }
-    given_by_stage = isinstance(engine.partition, tuple) and "engine.partition" not in holds
+    if program is not None:
+        fixed |= {"vp": program.chunks} if program.chunks is not None else {}
+        traits = plain = {name: _of_program(of_engine, name, engine, program) for name, of_engine in plain.items()}
+    # A program's stages are as its experiment has them; ours are laid out anew for each pp.
+    given_by_stage = isinstance(engine.partition, tuple) and "engine.partition" not in holds and program is None
     return Question(
         shape=shape,
         gpus=gpus,
@@ -391,7 +434,16 @@ def question_of(
         optimizer_mode=update_mode(train),
         matmul=train.matmul,
         savings=frozenset({"loss_chunks", "activation_offload"} - {*fixed}),
+        of_program=program is not None,
+        kind=program.kind if program is not None else None,
     ).of(shape)
+
+
+def _of_program(of_engine: Mapping[str, Any], name: str, engine: Engine, program: Plan) -> dict[str, Any]:
+    """The fields of a program's Training, from those of the engine that it is like: without what that engine does by
+    itself, such as its exchange of tokens and its loss, and with what [plan] states."""
+    by_itself = {*engine_named(name).stated_traits(engine), "compiled_loss", "compiled_head"}
+    return {field: value for field, value in of_engine.items() if field not in by_itself} | program.traits
 
 
 def _module_faults(engine: Engine, train: Train, shape: ModelShape) -> list[Fault]:

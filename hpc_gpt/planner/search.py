@@ -337,7 +337,7 @@ def _search_layout(
     """Returns (the best candidates of a layout, the one nearest to fitting). Counts settings in `searched`."""
     fitting: list[Candidate] = []
     nearest: Candidate | None = None
-    batches, ways = searched.question.batches(layout.dp), list(searched.question.ways(layout))
+    batches, ways = searched.question.batches(searched.question.replicas(layout)), list(searched.question.ways(layout))
     mixture, full = searched.question.shape.is_mixture, set()
     for way in ways:
         held = (way.engine, way.zero_stage, way.offload, way.sharded_optimizer)

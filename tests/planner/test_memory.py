@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hpc_gpt.core.engines import engine_named, engine_of
+from hpc_gpt.core.engines.base.programs import program_states
 from hpc_gpt.core.engines.base.training import OptimizerMode, Training
 from hpc_gpt.core.errors import ConfigError, LayoutError
 from hpc_gpt.core.settings.experiment import Engine
@@ -20,13 +21,15 @@ from hpc_gpt.planner.search import candidate_of
 from hpc_gpt.planner.step_time import predict_step
 from tests.core.engines.trainings import LLAMA, SMALL, trainings
 from tests.planner.machines import machine_named
-from tests.planner.published.programs import PROGRAMS
+
+MEGATRON = program_states("megatron-lm", None, "bf16", True)
+MEGATRON_2021 = program_states("megatron-lm", None, "fp16", False)
 
 GIB = 2.0**30
 # Megatron-DeepSpeed's 18B: 40 layers of 6144, its vocabulary padded for tp 4.
 MEGATRON_18B = Training(
     ModelShape(6144, 40, 32, vocab=50688, seq=1024), tp=4, pp=4, micro_batches=4, recompute="full", dtype="fp16",
-    engine="megatron-lm", program_states=PROGRAMS["megatron-2021-fp16"],
+    engine="megatron-lm", program_states=MEGATRON_2021,
 )  # fmt: skip
 
 
@@ -69,7 +72,7 @@ def test_an_evaluation_never_needs_more_than_training(training: Training) -> Non
         assert stage.moment != "evaluation"
         assert (stage.evaluation > 0) == engine_of(training).counts_evaluation
         assert stage.evaluation <= stage.allocated
-    assert not predict_memory(replace(training, program_states=PROGRAMS["megatron"])).stages[0].evaluation
+    assert not predict_memory(replace(training, program_states=MEGATRON)).stages[0].evaluation
 
 
 def test_an_evaluation_that_needs_more_decides(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +131,7 @@ def test_a_published_stage() -> None:
 # 0.314, five.
 MEGATRON_52B = Training(
     ModelShape(8192, 64, 32, vocab=50688, seq=1024), tp=4, pp=16, micro_batch=4, micro_batches=256, recompute="full",
-    dtype="fp16", engine="deepspeed-3d", program_states=PROGRAMS["deepspeed-fp16"],
+    dtype="fp16", engine="deepspeed-3d", program_states=program_states("deepspeed-3d", None, "fp16", False),
 )  # fmt: skip
 
 
@@ -141,7 +144,7 @@ def test_the_published_stages_of_a_pipeline() -> None:
 
 
 def test_what_megatron_keeps_between_stages() -> None:
-    megatron = replace(MEGATRON_52B, micro_batch=8, engine="megatron-lm", program_states=PROGRAMS["megatron-2021-fp16"])
+    megatron = replace(MEGATRON_52B, micro_batch=8, engine="megatron-lm", program_states=MEGATRON_2021)
     stages = predict_memory(megatron).stages
     assert stages[1].allocated - stages[2].allocated == pytest.approx(2 * 0.3137, rel=0.01)
 
@@ -222,7 +225,7 @@ MODES = ("fused", "foreach", "for-loop")
 def test_no_update_needs_less_than_fused(training: Training, mode: OptimizerMode) -> None:
     other = replace(training, optimizer_mode=mode)
     assert peak(other) >= peak(training)
-    published = replace(training, program_states=PROGRAMS["megatron"])
+    published = replace(training, program_states=MEGATRON)
     assert peak(replace(published, optimizer_mode=mode)) == peak(published)
 
 

@@ -32,6 +32,7 @@ Loss = Literal["none", "half", "jit", "kernel"]
 HeldAs = Literal["mixed", "fp32", "bf16", "bf16 moments"]
 Dispatcher = Literal["alltoall", "allgather", "deepep", "hybridep"]
 Routing = Literal["real", "forced balance"]
+ProgramKind = Literal["gathers ahead", "two gradients", "fp32 sums"]
 CudaGraph = Literal["attn", "moe_router", "moe_preprocess", "full"]
 
 
@@ -80,6 +81,8 @@ class Plan:
 
     like: EngineName | None = key(None, resume="free", affects=())
     "Engine with the same memory and communication as the program; without it nothing is planned."
+    kind: ProgramKind | None = key(None, resume="free", affects=())
+    "Kind, if not the usual: gathers ahead is Megatron-Core's FSDP, two gradients nanotron, fp32 sums BF16_Optimizer."
     attention: AttentionKernel | None = key(None, resume="free", affects=())
     "Attention kernel: unfused stores the scores, te is the device's best, sdpa is PyTorch's before 2.11 (fa2)."
     grad_sum: GradSum | None = key(None, resume="free", affects=())
@@ -100,11 +103,28 @@ class Plan:
     "Whether the exchange of tokens overlaps with the passes of another micro-batch."
     cuda_graphs: tuple[CudaGraph, ...] = key((), resume="free", affects=())
     'Parts of a layer that are launched as one CUDA graph; for example ["attn", "moe_router"].'
+    chunks: int | None = key(None, resume="free", affects=(), least=1)
+    "Interleaved chunks of each pipeline stage; without it some are tried."
+    edges_as_layers: bool | None = key(None, resume="free", affects=())
+    "Whether embedding and head each take a layer's place in the split over pipeline stages."
+    offloaded_layers: int | None = key(None, resume="free", affects=(), least=1)
+    "Layers whose activations are copied to the host and back, such as cpu_offloading_num_layers."
+    whole_gradients: bool | None = key(None, resume="free", affects=())
+    "Whether sharded gradients are reduced after the last micro-batch alone: until then each rank holds them whole."
+    whole_logits: bool | None = key(None, resume="free", affects=())
+    "Whether every tensor-parallel rank gathers all logits before the loss."
+    dropless: bool | None = key(None, resume="free", affects=())
+    "Whether no token of an expert is dropped; false drops those above the mean load."
+    padded_experts: bool | None = key(None, resume="free", affects=())
+    "Whether experts are multiplied in one batch, each padded to the rows of the largest."
+    ep_outside_dp: bool | None = key(None, resume="free", affects=())
+    "Whether layout.ep is an axis of its own, whose ranks read the same samples."
 
     @property
     def traits(self) -> dict[str, Any]:
         """{field of a Training: value} of the keys that are set."""
-        values = {name: value for name, value in without_defaults(self, vars(self)).items() if name != "like"}
+        others = ("like", "kind", "chunks")
+        values = {name: value for name, value in without_defaults(self, vars(self)).items() if name not in others}
         if self.attention is not None:
             values["flash"] = self.attention != "unfused"
         return values

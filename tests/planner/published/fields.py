@@ -10,11 +10,12 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 from hpc_gpt.core.engines import engines
+from hpc_gpt.core.engines.base.programs import program_states
 from hpc_gpt.core.engines.base.training import Matmul, Offload, States, Training
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.format import plain
 from hpc_gpt.core.recomputation import RECOMPUTES, Recompute, known_recompute
-from tests.planner.published.programs import KINDS, offloads_activations, program_states
+from tests.planner.published.programs import HABITS, kind_of, offloads_activations
 
 _HOPPER_ON = ("h100", "h200", "b200", "b300", "gb200", "gb300")
 _MEGATRON_CORE = re.compile(r"megatron[ -](?:lm|core|bridge)|nemo")
@@ -270,9 +271,8 @@ def stack_of(row: Fields, *, dtype: str, tp: int, pp: int) -> Stack:
         engine = "megatron-lm"
         sharded = sharded or zero == 1
     sums_in_fp32 = bool(re.search(r"bf16[ _-]?optimizer|fp32 grad", row.dtype))
-    return Stack(
-        engine, zero, program_states(engine, dtype, sharded, sums_in_fp32, row.stack), _offload_of(row), sharded
-    )
+    states = program_states(engine, kind_of(engine, row.stack, sums_in_fp32), dtype, sharded)
+    return Stack(engine, zero, states, _offload_of(row), sharded)
 
 
 def _zero_of_sharding(sharding: str, zero: int | None) -> int:
@@ -320,7 +320,7 @@ def keeps_no_scores(row: Fields, device: str, engine: str) -> bool:
     if device.startswith("v100"):
         return False
     fused = bool(_FUSED_ATTENTION.search(f"{row.stack} {row.options}"))
-    return fused or KINDS[engine].flash or device.startswith(_HOPPER_ON)
+    return fused or HABITS[engine].flash or device.startswith(_HOPPER_ON)
 
 
 def keeps_activations_on_host(row: Fields, stack: Stack, tp: int) -> bool:

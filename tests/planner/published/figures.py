@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from tests.planner.published.door import predict_by_plan
 from tests.planner.published.fitting import FITTED_MIXTURES, by_release, by_source, fitted_without
 from tests.planner.published.rows import Rows, read_rows
 from tests.planner.published.scores import (
@@ -40,7 +41,8 @@ def read_files(folder: Path) -> Files:
 
 
 def by_data_sheets(files: Files) -> list[Predicted]:
-    return [entry for rows in files for entry in predicted_only(predict_rows(rows, choosing(())))]
+    """The rows as a user's `plan` predicts them, from data sheets alone."""
+    return [entry for rows in files for entry in predicted_only(map(predict_by_plan, rows.rows))]
 
 
 def score_with(constants: str, files: Files) -> Scores:
@@ -74,8 +76,8 @@ def as_tables(files: Files, scores: dict[str, Scores]) -> dict[str, Any]:
 
 
 def mixture_tables(rows: Rows) -> dict[str, Any]:
-    """What is committed of the rows of mixtures: scores by data sheets, and the reasons of those left out."""
-    scores = score(predicted_only(predict_rows(rows, choosing(()))))
+    """What is committed of the rows of mixtures: scores of a user's `plan`, and the reasons of those left out."""
+    scores = score(predicted_only(map(predict_by_plan, rows.rows)))
     return {DATA_SHEETS: _of_scores(scores), "left out": {entry.id: entry.reason for entry in rows.left_out}}
 
 

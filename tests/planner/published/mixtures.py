@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from hpc_gpt.core.engines.base.programs import Megatron, MegatronFsdp, Program
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.planner import experts, layer_bytes, layer_time
 from hpc_gpt.planner.constants import VALUES
 from hpc_gpt.planner.step_time import _StepModel
-from tests.planner.published.programs import Megatron, MegatronFsdp, Program
 from tests.planner.published.rows import PublishedRow, Rows
 from tests.planner.published.scores import Scores, choosing, predict_rows, predicted_only, score
 
-FILE = "moe.json"
+FILE = "moe2.json"
 
 
 def _one_product(training: Training, rates: Any, kind: Any) -> float:

@@ -66,7 +66,7 @@ from tests.planner.published.fields import (
     stack_of,
     stage_figures,
 )
-from tests.planner.published.programs import KINDS, Kind
+from tests.planner.published.programs import HABITS, Habits
 
 DEFAULT_VOCAB = 51200
 MEMORY_KINDS = ("nvidia_smi", "reserved", "allocated", "component")
@@ -100,6 +100,7 @@ class PublishedRow(MeasuredStep):
     published: Published
     assumed: tuple[str, ...] = ()
     release: str = ""  # of the program, as the row's container has it
+    gpus_per_node: int = 0  # of a host, as the row states it; the device may join several hosts
 
 
 @dataclass(frozen=True)
@@ -187,12 +188,12 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
     if missing and not (row.global_bs and (row.grad_accum or row.global_bs == layout.dp)):
         raise Unusable("micro_bs is missing")
     stack = stack_of(row, dtype=dtype, tp=layout.tp, pp=layout.pp)
-    kind = KINDS[stack.engine]
-    shape = _shape(row, layout.tp, padded=kind.pads_vocabulary)
+    habits = HABITS[stack.engine]
+    shape = _shape(row, layout.tp, padded=habits.pads_vocabulary)
     recompute = recompute_of(row)
     micro_batch, micro_batches, global_batch = _batch(row, layout, assumed)
     # Megatron-Core refuses to train a mixture over tp without it (megatron/core/transformer/moe/moe_layer.py).
-    splits_sequence = (kind.sequence_parallel or shape.is_mixture) and layout.tp > 1
+    splits_sequence = (habits.sequence_parallel or shape.is_mixture) and layout.tp > 1
     training = Training(
         shape,
         tp=layout.tp,
@@ -204,7 +205,7 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         cp_exchange="ring",
         matmul=matmul_of(row),
         **vars(stack),
-        **_traits(row, kind),
+        **_traits(row, habits),
         vp=_chunks(row, layout.pp, assumed),
         micro_batch=micro_batch,
         micro_batches=micro_batches,
@@ -234,8 +235,9 @@ def _row(row: Fields, name: str, source: str, cluster: str | None, machine_of: M
         published = replace(published, step_s=None)
     counts = None if published.noisy else published.step_s
     return PublishedRow(
-        name, training, machine, counts, source, cluster, row.fabric, published, tuple(assumed), row.container
-    )
+        name, training, machine, counts, source, cluster, row.fabric, published, tuple(assumed), row.container,
+        row.gpus_per_node or machine.gpus_per_node,
+    )  # fmt: skip
 
 
 def _that_fits(training: Training, machine: Machine) -> Training:
@@ -250,10 +252,10 @@ def _that_fits(training: Training, machine: Machine) -> Training:
     return training
 
 
-def _traits(row: Fields, kind: Kind) -> dict[str, Any]:
+def _traits(row: Fields, habits: Habits) -> dict[str, Any]:
     """What the row states of how it ran, and otherwise the program's habit."""
     stated = {name: value for name in TRAITS if (value := getattr(row, name))}
-    if kind.fused_loss and row.flash_attention:
+    if habits.fused_loss and row.flash_attention:
         stated.setdefault("fused_loss", "kernel")
     if row.expert_weights in ("packed", "one module each"):  # stacked or kept as one, for one batched product
         stated["padded_experts"] = True
@@ -262,7 +264,8 @@ def _traits(row: Fields, kind: Kind) -> dict[str, Any]:
     if stated.get("routing") not in (None, *get_args(Routing)):  # the source does not state it
         del stated["routing"]
     if row.cuda_graph_scope:
-        scopes = ("full" if str(name).startswith("full") else name for name in row.cuda_graph_scope)
+        stated_scopes = [row.cuda_graph_scope] if isinstance(row.cuda_graph_scope, str) else row.cuda_graph_scope
+        scopes = ("full" if str(name).startswith("full") else name for name in stated_scopes)
         stated["cuda_graphs"] = tuple(name for name in scopes if name in get_args(CudaGraph))
     return stated
 

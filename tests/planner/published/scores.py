@@ -145,10 +145,10 @@ def choosing(clusters: Sequence[Cluster], always: Calibrated | None = None) -> C
 
 def predict_rows(rows: Rows, choose: Callable[[PublishedRow], Chosen]) -> list[Predicted | LeftOut]:
     """Every entry of a file in its order; a row that cannot be predicted is left out with the reason."""
-    return [entry if isinstance(entry, LeftOut) else _predict_row(entry, *choose(entry)) for entry in rows.entries]
+    return [entry if isinstance(entry, LeftOut) else predict_row(entry, *choose(entry)) for entry in rows.entries]
 
 
-def _predict_row(row: PublishedRow, constants: Constants, name: str) -> Predicted | LeftOut:
+def predict_row(row: PublishedRow, constants: Constants, name: str) -> Predicted | LeftOut:
     try:
         memory = predict_memory(row.training, row.machine)
         step = predict_step(row.training, row.machine, constants)
@@ -192,7 +192,7 @@ def _predict_from(fitted_to: Sequence[PublishedRow], rows: Sequence[PublishedRow
     """The rows, predicted with constants fitted to `fitted_to`, or with those of data sheets if none of these has a
     time."""
     chosen = (calibrate("others", fitted_to).constants, "others") if fastest(fitted_to) else (DEFAULT, DATA_SHEET)
-    return predicted_only(_predict_row(row, *chosen) for row in rows)
+    return predicted_only(predict_row(row, *chosen) for row in rows)
 
 
 @dataclass(frozen=True)
@@ -260,7 +260,7 @@ def score(predicted: Sequence[Predicted]) -> Scores:
         )
         for name in names
     )
-    judged = [entry for entry in predicted if _tells_fit(entry)]
+    judged = [entry for entry in predicted if tells_fit(entry)]
     return Scores(
         sources=sources,
         time=_errors(entry.time_error for entry in counted),
@@ -309,7 +309,7 @@ def _picks(counted: Sequence[Predicted]) -> list[Pick]:
     return found
 
 
-def _tells_fit(entry: Predicted) -> bool:
+def tells_fit(entry: Predicted) -> bool:
     """Whether a row ran out of memory, or ran: if nothing was measured of a row that fits, it is theory."""
     published = entry.row.published
     measured = published.step_s is not None or (published.memory_gib is not None and entry.memory_kind != "component")
