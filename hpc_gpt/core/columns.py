@@ -1,9 +1,9 @@
-"""The columns of every table that is printed, exported or shown, and the figures of a record that tables share.
+"""The columns of every table that is printed, exported or shown.
 
-A figure has one heading, unit, number of digits, side and meaning, whichever table it is in. A table lists its columns;
-a column that only one table has is defined with that table. Its cells are a `Grid`, which is printed aligned, as
-Markdown or as a list. A cell may hold text from anyone's log: control characters and line ends become `?`. No cell is
-cut.
+A figure of a record has one heading, unit, number of digits, side and meaning, whichever table it is in
+(`core.runs.record.FIGURES`). A table lists its columns; a column that only one table has is defined with that table.
+Its cells are a `Grid`, which is printed aligned, as Markdown or as a list. A cell may hold text from anyone's log:
+control characters and line ends become `?`. No cell is cut.
 """
 
 import io
@@ -19,13 +19,7 @@ from hpc_gpt.core.format import (
     Paint,
     Style,
     plain,
-    show_count,
-    show_digits,
-    show_params,
-    show_rate,
-    show_share,
     show_value,
-    show_whole,
 )
 
 # Markdown: these begin a tag, a link or code, end a cell, or escape what follows.
@@ -201,95 +195,6 @@ def peak(stages: Sequence[float | None] | None) -> float | None:
     return max((figure for figure in stages or () if figure is not None), default=None)
 
 
-def _tflops(name: str, title: str, formula: str, means: str, **options: Any) -> Column:
-    key, unit = f"tflops_{name}", "TFLOP/s per rank"
-    return column(f"TFLOP/s ({title})", key, show_digits, label=key, unit=unit, formula=formula, means=means, **options)
-
-
 def known_end(ended: str | None) -> str:
     """The class of a run's end, as a table shows it: empty if nothing says it."""
     return "" if ended in (None, "unknown") else str(ended)
-
-
-def show_utilisation(record: Any) -> str | None:
-    """Mean and spread: `71.9 +/- 22.0`."""
-    mean = record.gpu_util_mean
-    return None if mean is None else f"{mean:.1f} +/- {record.gpu_util_spread or 0.0:.1f}"
-
-
-# {key of a record: its column}; a column of several keys is listed under the first.
-FIGURES = {
-    figure.keys[0]: figure
-    for figure in (
-        column("GPUs", "gpus", show_count, means="GPUs of the whole run"),
-        column("Size", "params", show_params, means="parameters, a tied embedding counted once; 1 B = 10^9"),
-        column("Active", "params_active", show_params, optional=True,
-               means="parameters of a mixture that a token uses"),
-        column("TP", "tp"),
-        column("PP", "pp"),
-        Column("CP", ("cp",), lambda record: record.cp if (record.cp or 1) > 1 else None, optional=True,
-               means="ranks that share each sample"),
-        column("DP", "dp"),
-        Column("EP", ("ep",), lambda record: record.ep if (record.ep or 1) > 1 else None, optional=True,
-               means="ranks that divide the experts of a layer"),
-        column("Micro-batches", "micro_batches"),
-        column("Micro-batch", "micro_batch", show_count, means="samples of one forward pass of a GPU"),
-        column("Batch", "global_batch", show_count, means="samples of one optimizer step over all GPUs"),
-        column("Seq", "seq", show_count, means="tokens of a sample"),
-        column("Step s", "step_s", show_digits, label="step time", unit="s",
-               means="median seconds of the steady steps"),
-        column("Tokens/s", "tokens_per_s", show_whole, label="tokens/s", means="global batch x sequence / step time"),
-        column("Tokens/s per GPU", "tokens_per_s_gpu", show_rate, label="tokens/s per GPU", optional=True,
-               means="as the program prints them if it does, else tokens/s / GPUs"),
-        _tflops("seed", "seed", "6 P s B, 8 with full recomputation",
-                "per GPU: 8 P s B / (t n 1e12) with full recomputation, 6 without (Megatron-DeepSpeed's perf tables)"),
-        _tflops("hardware", "hardware", "Narayanan et al. 2021, eq. 3",
-                "per GPU: Narayanan et al. 2021, eq. 3, recomputation counted"),
-        _tflops("model", "model", "6 N + 12 L h s a token, PaLM",
-                "per GPU: (6 N + 12 L h s) s B / (t n 1e12), PaLM appendix B; N: weights that multiply a token"),
-        _tflops("printed", "printed", "as the program prints it", "as the program prints it, by its own formula",
-                optional=True),
-        column("MFU", "mfu", show_share, label="mfu", formula="tflops_model over the device's dense peak",
-               means="TFLOP/s (model) over the device's dense peak"),
-        column("MFU printed", "mfu_printed", show_share, label="mfu_printed", formula="as the program prints it",
-               means="as the program prints it, by its own formula and peak", optional=True),
-        column("Loss first", "loss_first", show_digits, means="loss at the first step"),
-        column("Loss last", "loss_last", show_digits, means="loss at the last step"),
-        column("Loss eval", "loss_eval", show_digits, means="loss of the last evaluation"),
-        column("Bits/byte", "bpb", show_digits, optional=True,
-               means="bits per byte of text in the last evaluation"),
-        column("Balance loss", "balance_loss", show_digits, optional=True,
-               means="a mixture's load-balance loss at the last step, as the program scales it"),
-        column("Z loss", "z_loss", show_digits, optional=True,
-               means="loss on the router's logits at the last step, as the program scales it"),
-        column("Expert load", "expert_load", show_digits, optional=True,
-               means="tokens of the fullest expert over the mean at the last step, in the worst layer"),
-        column("Dead experts", "experts_dead", show_count, optional=True,
-               means="experts without a token at the last step, of all layers"),
-        column("Skipped steps", "skipped_steps", show_count, means="steps without an update, as after an overflow"),
-        column("NaN steps", "nan_steps", show_count, means="steps whose loss is not a number"),
-        column("GPU hours", "gpu_hours", show_digits, means="GPUs x hours over all attempts"),
-        column("Goodput", "goodput", show_share, label="goodput", formula="steps that count over all time",
-               means="share of the time of all attempts that went into steps that count"),
-        Column("GPU %", ("gpu_util_mean", "gpu_util_spread"), show_utilisation, str),
-        column("Compile s", "compile_s", show_digits),
-        column("Attention", "attention_used", str, right=False),
-        column("Retries", "allocator_retries", str),
-        column("MHz", "sm_clock_mhz", show_digits),
-        column("W", "power_w", show_digits),
-        column("Config", "config_hash", str, right=False),
-        column("ZeRO", "zero_stage", show_count, means="ZeRO stage"),
-        Column("Program", ("engine", "dialect"), lambda record: record.engine or record.dialect, right=False,
-               means="the engine, else the program that wrote the log"),
-        column("Started", "started", right=False, means="first start, UTC"),
-        Column("Ended", ("ended",), lambda row: known_end(look_up(row, "ended")), right=False,
-               means="blank: nothing says how"),
-        column("Device", "device", str, right=False, means="the GPU"),
-    )
-}  # fmt: skip
-
-
-def show_named(row: Any, keys: Iterable[str]) -> str:
-    """The figures of a row with their headings, `expert load 1.880, dead experts 0`, without those that it lacks."""
-    shown = ((FIGURES[key].heading, FIGURES[key].show(row)) for key in keys)
-    return ", ".join(f"{heading.lower()} {text}" for heading, text in shown if text != NOTHING)

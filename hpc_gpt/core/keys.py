@@ -41,10 +41,14 @@ def _keys_of(kind: Any, prefix: str) -> tuple[Key, ...]:
             rows += keys_of(table, f"{prefix}{entry.name}.{'NAME.' * is_named}")
         else:
             default = None if entry.default is MISSING else entry.default
-            rows.append(
-                Key(prefix + entry.name, default, _type_words(hint), means.get(entry.name, ""), _literals(hint))
-            )
+            meaning = means.get(entry.name) or _sentence(entry.metadata.get("means", ""))
+            rows.append(Key(prefix + entry.name, default, _type_words(hint), meaning, _literals(hint)))
     return tuple(rows)
+
+
+def _sentence(means: str) -> str:
+    """The meaning of a figure in tables as a sentence."""
+    return f"{means[0].upper()}{means[1:]}." if means else ""
 
 
 def names_of(kind: Any) -> list[str]:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hpc_gpt.core import columns, formulas
+from hpc_gpt.core import formulas
 from hpc_gpt.core.format import counted, show_rate, show_share, show_whole
 from hpc_gpt.core.recomputation import recomputation
+from hpc_gpt.core.runs.record import FIGURES
 from hpc_gpt.core.settings.devices import units_of
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def plan_figures(candidate: Candidate, figures: Figures | None = None) -> dict[s
     if (step := candidate.step) is not None:
         run, seconds, rate = candidate.training, show_rate(step.step_s), candidate.tokens_per_s
         how = f"{run.global_batch * run.shape.seq:,} tokens / {seconds} s", f"tokens/s / {counted(run.gpus, 'GPU')}"
-        unit = columns.FIGURES["tokens_per_s_gpu"].label
+        unit = FIGURES["tokens_per_s_gpu"].label
         listed |= {
             "step": PlanFigure("step", step.step_s, "s", seconds),
             "band": PlanFigure("give or take", step.band, "", f"{step.band:.0%}"),
@@ -161,7 +162,7 @@ def plan_figures(candidate: Candidate, figures: Figures | None = None) -> dict[s
 def _work_and_cost(run: Training, figures: Figures) -> dict[str, PlanFigure]:
     listed = {}
     for key in ("tflops_model", "tflops_hardware", "tflops_seed", "mfu"):  # as in a record
-        figure = columns.FIGURES[key]
+        figure = FIGURES[key]
         unit = "" if key == "mfu" else "TFLOP/s"
         listed[key] = PlanFigure(figure.label, getattr(figures, key), unit, figure.show(figures), how=figure.formula)
     how = "tflops_hardware over the device's dense peak"

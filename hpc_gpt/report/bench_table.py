@@ -6,10 +6,10 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
-from hpc_gpt.core.columns import FIGURES, Column, column, filled, grid, look_up, peak
+from hpc_gpt.core.columns import Column, column, filled, grid, look_up, peak
 from hpc_gpt.core.ends.failures import GOOD, OUT_OF_MEMORY
 from hpc_gpt.core.format import counted, plain, show_digits, show_share
-from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.runs.record import FIGURES, Record
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.reader.runs.own_run import DIALECT

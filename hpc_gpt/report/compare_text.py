@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hpc_gpt.core.columns import FIGURES, peak
+from hpc_gpt.core.columns import peak
 from hpc_gpt.core.format import counted, cut, plain, show_digits, show_value, some, wrapped
-from hpc_gpt.core.runs.record import SCHEMA, finite
+from hpc_gpt.core.runs.record import FIGURES, SCHEMA, finite
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.reader.runs.own_run import DIALECT
 from hpc_gpt.reader.runs.run_read import RunRead

@@ -21,15 +21,15 @@ import numpy as np
 
 from hpc_gpt.core.errors import OsErrorAs, RunFolderError
 from hpc_gpt.core.files import aside, try_folder
+from hpc_gpt.core.runs.record import MIXTURE_FIGURES
 from hpc_gpt.core.sinks import FLOPS, CurveRow, ShownRun, need_package, plain_text, shown_settings, source_tags
 from hpc_gpt.core.sinks.tensorboard import EVENT_FILE, TensorBoard
 from hpc_gpt.core.sinks.wandb import Wandb
-from hpc_gpt.reader.lines.fields import MIXTURE_FIELDS
 from hpc_gpt.reader.runs.attempts import epoch
 from hpc_gpt.reader.runs.run_read import RunRead
 from hpc_gpt.report.compare import flat_settings, tokens_per_step
 
-_CURVES = ("loss", "step_s", "tokens_per_s", "lr", "grad_norm", *MIXTURE_FIELDS)
+_CURVES = ("loss", "step_s", "tokens_per_s", "lr", "grad_norm", *MIXTURE_FIGURES)
 TAGS = (*_CURVES, "loss_eval", "bpb", "skipped", *FLOPS)
 # Figures of the whole run, as report shows them.
 _FIGURES = ("step_s", "tokens_per_s", *FLOPS, "mfu", "hfu", "loss_eval", "bpb", "skipped_steps", "nan_steps",

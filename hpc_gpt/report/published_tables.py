@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core import terminal
-from hpc_gpt.core.columns import FIGURES, Column, Grid, as_csv, column, filled, fitting, grid, known_end, look_up
+from hpc_gpt.core.columns import Column, Grid, as_csv, column, filled, fitting, grid, known_end, look_up
 from hpc_gpt.core.ends.failures import colour_of
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.files import experiments_dir
 from hpc_gpt.core.format import NOTHING, show_digits, show_whole
 from hpc_gpt.core.formulas import seed_factor, tflops_seed
-from hpc_gpt.core.runs.record import SCHEMA, Record
+from hpc_gpt.core.runs.record import FIGURES, SCHEMA, Record
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.decide import size_run
 from hpc_gpt.core.settings.experiment import Experiment

@@ -13,19 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from hpc_gpt.core import terminal
-from hpc_gpt.core.columns import (
-    FIGURES,
-    Column,
-    Grid,
-    as_csv,
-    column,
-    filled,
-    grid,
-    known_end,
-    look_up,
-    peak,
-    show_named,
-)
+from hpc_gpt.core.columns import Column, Grid, as_csv, column, filled, grid, known_end, look_up, peak
 from hpc_gpt.core.ends.failures import colour_of
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.format import (
@@ -41,11 +29,19 @@ from hpc_gpt.core.format import (
 )
 from hpc_gpt.core.formulas import seed_factor
 from hpc_gpt.core.keys import names_of
-from hpc_gpt.core.runs.record import RECORD_KEYS, ROUGH_STEP, SCHEMA, Record, finite
+from hpc_gpt.core.runs.record import (
+    FIGURES,
+    MIXTURE_FIGURES,
+    RECORD_KEYS,
+    ROUGH_STEP,
+    SCHEMA,
+    Record,
+    finite,
+    show_named,
+)
 from hpc_gpt.core.settings.experiment import Experiment
 from hpc_gpt.core.settings.layout import AXES
 from hpc_gpt.core.tables import close_matches
-from hpc_gpt.reader.lines.fields import MIXTURE_FIELDS
 
 # The tables of an experiment whose keys a record keeps.
 _KEPT = ("model", "layout", "engine", "train", "data")
@@ -218,7 +214,7 @@ COLUMNS = (
            means="GPU memory of the stage with most: allocated, else reserved; 1 GiB = 2^30"),
     Column("Loss", ("loss_first", "loss_last", "loss_eval"), show_losses,
            means="of the first step -> of the last step, else of the last evaluation"),
-    *(FIGURES[key] for key in ("bpb", *MIXTURE_FIELDS)),
+    *(FIGURES[key] for key in ("bpb", *MIXTURE_FIGURES)),
     replace(FIGURES["ended"], style=lambda record: colour_of(record.ended or "")),
 )  # fmt: skip
 # By their first keys.
@@ -345,7 +341,7 @@ def _block_lines(record: Record) -> list[tuple[str, str]]:
         ("loss_eval", NOTHING if record.loss_eval is None else f"{record.loss_eval:.3f}"),
         *([] if record.bpb is None else [("bpb", f"{record.bpb:.4f}, bits per byte of text")]),
         *([("by source", by_source)] if (by_source := losses_by_source(record)) is not None else []),
-        ("experts", show_named(record, MIXTURE_FIELDS) or NOTHING),
+        ("experts", show_named(record, MIXTURE_FIGURES) or NOTHING),
         ("step time", step),
         ("tokens/s", show_whole(record.tokens_per_s)),
         ("tokens/s per GPU", NOTHING if record.tokens_per_s else FIGURES["tokens_per_s_gpu"].show(record)),

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from hpc_gpt.core.columns import FIGURES, column, filled, grid, look_up, peak
+from hpc_gpt.core.columns import column, filled, grid, look_up, peak
 from hpc_gpt.core.format import show_digits
-from hpc_gpt.core.runs.record import RECORD_KEYS, Record
+from hpc_gpt.core.runs.record import FIGURES, RECORD_KEYS, Record
 
 RECORD = Record(gpus=8, params=123_551_232, step_s=0.4567, tokens_per_s=12_345.6, mfu=0.4321, tflops_seed=12.34)
 

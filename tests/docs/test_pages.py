@@ -95,7 +95,12 @@ def test_what_it_does_not_do_is_so():
 # {page: (its blocks of Python, the tests that run them)}
 RUN_BY = {
     "docs/checkpoints.md": (1, "tests/trainer/checkpoints/test_states.py"),
-    "docs/extending.md": (5, "tests/reader/programs/test_example_of_the_page.py", "tests/core/engines/test_seventh.py"),
+    "docs/extending.md": (
+        6,
+        "tests/reader/programs/test_example_of_the_page.py",
+        "tests/core/engines/test_seventh.py",
+        "tests/reader/test_new_figure.py",
+    ),
     "docs/for-a-site.md": (1, "tests/docs/test_recipes.py"),
     "docs/how-do-i.md": (1, "tests/api/test_page.py"),
     "docs/python.md": (6, "tests/api/test_page.py"),

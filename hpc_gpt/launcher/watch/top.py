@@ -10,7 +10,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from hpc_gpt.core.columns import Column, column, grid, show_named
+from hpc_gpt.core.columns import Column, column, grid
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.files import open_regular
 from hpc_gpt.core.format import NOTHING, clock, counted, plain, show_bytes, show_duration, show_short
@@ -18,6 +18,7 @@ from hpc_gpt.core.formulas import GIB
 from hpc_gpt.core.runs.checkpoints import list_complete
 from hpc_gpt.core.runs.disk_space import free_gib, space_needed_gib
 from hpc_gpt.core.runs.heartbeats import RankHeartbeat, read_heartbeats, silent_after_s
+from hpc_gpt.core.runs.record import MIXTURE_FIGURES, show_named
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.slow_ranks import slow_ranks
 from hpc_gpt.core.settings.experiment import limit_s
@@ -25,14 +26,13 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.launcher.watch.control import describe
 from hpc_gpt.launcher.watch.status import RunStatus
-from hpc_gpt.reader.lines.fields import MIXTURE_FIELDS
 from hpc_gpt.trainer.preflight.verdict import SHARED
 
 # At most this many nodes and ranks have lines; if there are more, the worst are shown, and the spread of all.
 _MOST = 10
 # A curve is drawn from this many lines of metrics.jsonl; this many bytes hold a whole line wherever they begin.
 _SAMPLES, _SAMPLE_BYTES = 200, 2048
-_NO_EXPERTS = dict.fromkeys(MIXTURE_FIELDS)
+_NO_EXPERTS = dict.fromkeys(MIXTURE_FIGURES)
 _HEIGHT, _LEVELS = 6, " ▁▂▃▄▅▆▇█"
 _NODES = (
     column("node", "name", right=False), column("ranks", "ranks"), column("silent", "silent"), column("GPUs", "gpus"),
@@ -56,7 +56,7 @@ def screen(run: RunFolder, status: RunStatus, columns: int = 80, blocks: bool = 
         lines[1] += f"  left {show_duration(status.left_s)}, until {clock(now + status.left_s, now)}"
     lines += [status.cause] if status.cause and status.cause not in lines[1] else []
     lines += draw_curve(read_curve(attempts), max(20, columns - 12), blocks)
-    if attempts and (of_experts := show_named({**_NO_EXPERTS, **attempts[-1].last_metrics()}, MIXTURE_FIELDS)):
+    if attempts and (of_experts := show_named({**_NO_EXPERTS, **attempts[-1].last_metrics()}, MIXTURE_FIGURES)):
         lines.append(f"experts: {of_experts}")
     if (free := free_gib(run.path)) is not None:
         one = space_needed_gib(resolved, run)[0] if not runs_program(resolved) else 0.0

@@ -4,7 +4,9 @@
 import math
 import re
 
+from hpc_gpt.core.format import show_count
 from hpc_gpt.core.formulas import GIB
+from hpc_gpt.core.runs.record import FIGURES, MIXTURE_FIGURES
 
 # A dump of arguments, {argument: text}, and the fields that it gives.
 Fields = dict[str, str | int | float]
@@ -45,14 +47,15 @@ UNITS: dict[str, tuple[str, float]] = {
     "memory_reserved_mib": ("memory_reserved_gib", 2.0**-10),
     "memory_reserved_gb": ("memory_reserved_gib", 1e9 / GIB),
 }
+# Of a mixture's figures, a count alone can be 0.
+NEVER_ZERO = tuple(name for name in MIXTURE_FIGURES if FIGURES[name].digits is not show_count)
 # Fields of a line of steps. Each is a column of a StepTable; `step` is the number of the last step of the line.
 STEP_FIELDS = (
     "step",
     "step_s",
     "loss",
     "grad_norm",
-    # The losses are as the program scales them (docs/reports.md); `experts_dead` alone can be 0.
-    *(MIXTURE_FIELDS := (*(NEVER_ZERO := ("balance_loss", "z_loss", "expert_load")), "experts_dead")),
+    *MIXTURE_FIGURES,  # the losses are as the program scales them (docs/reports.md)
     "lr",
     "tokens_per_s",
     "tokens_per_s_gpu",

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpc_gpt.core.format import counted
-from hpc_gpt.core.runs.record import ROUGH_STEP, Flag
-from hpc_gpt.reader.lines.fields import MIXTURE_FIELDS, STEP_FIELDS
+from hpc_gpt.core.runs.record import MIXTURE_FIGURES, ROUGH_STEP, Flag
+from hpc_gpt.reader.lines.fields import STEP_FIELDS
 
 StepColumn = NDArray[np.float64]
 Places = NDArray[np.signedinteger[Any]]
@@ -37,7 +37,7 @@ _ARRAYS = {"line": 0, "attempt": 1, "counts": True, "steady": False, "after_paus
 _NOT_OF_FORM = frozenset(
     (
         *("loss", "grad_norm", "not_finite", "nan", "skipped", "skipped_so_far", "loss_eval", "save_s", "tokens"),
-        *MIXTURE_FIELDS,
+        *MIXTURE_FIGURES,
     )
 )
 _FEWEST_WITH_LOSS = 2

@@ -1,8 +1,9 @@
 """Programs with a few lines each. The head of a step's line is followed by its figures, in any order."""
 
+from hpc_gpt.core.runs.record import MIXTURE_FIGURES
 from hpc_gpt.reader.lines.pattern import END, NUMBER, OF_STEPS, START, STEP, Dialect, Pattern, figures, line
 
-_OURS = ("loss_eval", "grad_norm", "balance_loss", "z_loss", "expert_load", "experts_dead", "lr", "step_s", "tokens_per_s",
+_OURS = ("loss_eval", "grad_norm", *MIXTURE_FIGURES, "lr", "step_s", "tokens_per_s",
          "memory_allocated_gib", "memory_reserved_gib")  # fmt: skip
 
 _INTERNEVO = "loss tokens_per_s_gpu=tgs_(tokens/gpu/second) lr grad_norm consumed_tokens=num_consumed_tokens"

@@ -19,17 +19,18 @@ import numpy as np
 
 from hpc_gpt.core.files import blocks_from_end, open_regular
 from hpc_gpt.core.process import no_collections
+from hpc_gpt.core.runs.record import MIXTURE_FIGURES
 from hpc_gpt.core.runs.run_folder import Attempt
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.sinks import BY_SOURCE
-from hpc_gpt.reader.lines.fields import MEMORY_FIELDS, MIXTURE_FIELDS
+from hpc_gpt.reader.lines.fields import MEMORY_FIELDS
 from hpc_gpt.reader.lines.steps import CROWDED_LINES, NOT_FINITE, Places, StepColumn, StepTable, no_places
 
 _YEAR_10000 = 253402300800.0
 # {key of a line of metrics.jsonl: column of the step table}.
 _SAME = (
     *("step", "loss", "loss_eval", "bpb", "grad_norm", "lr", "step_s", "tokens_per_s", "tokens", "skipped", "nan"),
-    *("save_s", "eval_s", *MIXTURE_FIELDS),
+    *("save_s", "eval_s", *MIXTURE_FIGURES),
 )
 KEYS = {**{key: key for key in _SAME}, "time": "at"}
 _OF_STEP = ("step", "time")  # of several trainings at once the steps have these alone

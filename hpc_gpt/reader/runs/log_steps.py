@@ -12,8 +12,9 @@ from functools import cache
 
 import numpy as np
 
+from hpc_gpt.core.runs.record import MIXTURE_FIGURES
 from hpc_gpt.reader.lines.dialects import dialects
-from hpc_gpt.reader.lines.fields import EPOCHS, MIXTURE_FIELDS, STEP_FIELDS, TESTS
+from hpc_gpt.reader.lines.fields import EPOCHS, STEP_FIELDS, TESTS
 from hpc_gpt.reader.lines.part import Part
 from hpc_gpt.reader.lines.steps import Mask, Places, StepColumn, StepTable, joined_by_step, steps_that_count
 from hpc_gpt.reader.programs.tqdm import BAR_OF_TRAINING
@@ -347,7 +348,7 @@ def steps_to_show(steps: LogSteps, step_s: StepColumn, parts: Sequence[Part], st
     if step_tokens and not np.isfinite(tokens_per_s).any():
         with np.errstate(divide="ignore", over="ignore"):
             tokens_per_s = np.where(step_s > 0, step_tokens / step_s, np.nan)
-    shown = ("step", "loss", "grad_norm", *MIXTURE_FIELDS, "lr", "at", "skipped")
+    shown = ("step", "loss", "grad_norm", *MIXTURE_FIGURES, "lr", "at", "skipped")
     columns = {name: steps.columns[name] for name in shown if name in steps}
     evals = np.array([(step, loss) for step, loss, _ in evaluations(steps, parts)], np.float64).reshape(-1, 2)
     columns |= {"step_s": step_s, "tokens_per_s": tokens_per_s}

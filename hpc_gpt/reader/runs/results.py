@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 
 from hpc_gpt.core.format import counted, counted_words
-from hpc_gpt.reader.lines.fields import EPOCHS, MIXTURE_FIELDS, NEVER_ZERO
+from hpc_gpt.core.runs.record import MIXTURE_FIGURES
+from hpc_gpt.reader.lines.fields import EPOCHS, NEVER_ZERO
 from hpc_gpt.reader.lines.part import Fact, Part, PeakMemory
 from hpc_gpt.reader.lines.steps import CROWDED_LINES, StepColumn, StepTable
 from hpc_gpt.reader.runs.draft import Draft, is_on
@@ -102,12 +103,12 @@ def add_first_and_last_loss(draft: Draft, steps: StepTable) -> None:
 
 def add_mixture(draft: Draft, steps: StepTable) -> None:
     """Adds a mixture's losses and loads at the last step that has them, and a flag if an expert has most tokens."""
-    for name in (each for each in MIXTURE_FIELDS if each in steps):
+    for name in (each for each in MIXTURE_FIGURES if each in steps):
         column = steps[name]
         has_figure = np.isfinite(column) & ((column != 0) | (name not in NEVER_ZERO)) & steps.counts
         if len(present := np.flatnonzero(has_figure)):
             figure = float(column[present[-1]])
-            draft.set(name, int(figure) if name == "experts_dead" else figure, steps.place(int(present[-1])))
+            draft.set(name, figure if name in NEVER_ZERO else int(figure), steps.place(int(present[-1])))
             if name == "expert_load":
                 _flag_crowded(draft, column[present[-CROWDED_LINES:]])
 

@@ -26,9 +26,9 @@ from hpc_gpt.core.engines.base.megatron_program import (
 from hpc_gpt.core.errors import DataError
 from hpc_gpt.core.network import MEETING_S
 from hpc_gpt.core.runs.provenance import complete_run, git_state, versions_of
+from hpc_gpt.core.runs.record import MIXTURE_FIGURES
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.data_source import evaluation_shares
-from hpc_gpt.reader.lines.fields import MIXTURE_FIELDS
 from hpc_gpt.reader.lines.matches import float_of, values_of
 from hpc_gpt.reader.programs.megatron import ITERATION
 from hpc_gpt.trainer.program.process import ForeignLog, LastLines
@@ -45,7 +45,7 @@ TRACKER = "latest_checkpointed_iteration.txt"
 _LIMIT = re.compile(r"\[(exiting program after [\d.]+ minutes)\b")
 _ITERATION = re.compile(ITERATION.regex)
 # The values that metrics.jsonl gets; tokens/s follow from the batch and the time.
-_METRICS = ("step", "step_s", "loss", "grad_norm", *MIXTURE_FIELDS, "lr", "skipped", "nan", "global_batch")
+_METRICS = ("step", "step_s", "loss", "grad_norm", *MIXTURE_FIGURES, "lr", "skipped", "nan", "global_batch")
 _BEGINS = "before the start of training step"
 _ABORT_S = 3.0
 # Slurm sends signals to every process of a step. This process handles those that would kill Megatron: all but SIGTERM,

@@ -25,10 +25,11 @@ from hpc_gpt.core.ends.program_end import PrintedEnd
 from hpc_gpt.core.errors import RunFolderError, fault_words
 from hpc_gpt.core.files import replace_whole, write_once
 from hpc_gpt.core.runs.full_disk import KeptLines
+from hpc_gpt.core.runs.record import MIXTURE_FIGURES
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.reader.failures.live_lines import LiveLines
-from hpc_gpt.reader.lines.fields import MEMORY_FIELDS, MIXTURE_FIELDS
+from hpc_gpt.reader.lines.fields import MEMORY_FIELDS
 from hpc_gpt.trainer.program.signs_of_life import boot_s
 from hpc_gpt.trainer.program.step_numbers import StepClock, StepNumbers, StepRow, rows_after
 from hpc_gpt.trainer.supervision.ending import classify_exception, lost_peer
@@ -375,7 +376,7 @@ class ForeignLog:
         line = {
             "step": step,
             **{name: row.get(name) for name in ("loss", "loss_eval", "grad_norm", "lr")},
-            **{name: row[name] for name in MIXTURE_FIELDS if name in row},
+            **{name: row[name] for name in MIXTURE_FIGURES if name in row},
             "step_s": None if step_s is None else round(step_s, 6),
             "tokens_per_s": round(rate, 1) if rate else None,
             "tokens": count * tokens if tokens else round(count * rate * step_s) if rate and step_s else None,
