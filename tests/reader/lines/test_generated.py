@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hpc_gpt.reader.failures.live_lines import LiveLines
 from hpc_gpt.reader.lines.fields import scaled
 from hpc_gpt.reader.lines.matches import DialectPattern, all_patterns
-from hpc_gpt.reader.lines.pattern import literal_of, needed_texts
+from hpc_gpt.reader.lines.pattern import NUMBER, Pattern, literal_of, needed_texts
 from hpc_gpt.reader.runs.discovery import DiscoveredFiles
 from hpc_gpt.reader.runs.foreign import read_foreign_runs
 from hpc_gpt.trainer.program.process import ForeignLog, LastLines
@@ -27,6 +27,7 @@ from tests.reader.lines.test_fuzz import check, hurt_lines
 from tests.reader.reading import specimen_of
 
 TEXTS = examples(10)  # for each group
+_NUMBER = parser.parse(NUMBER)
 
 
 def texts() -> Iterator[tuple[DialectPattern, str, str]]:
@@ -45,7 +46,7 @@ def lines() -> Iterator[str]:
     for each in all_patterns():
         tree = parser.parse(each.pattern.regex)
         for _ in range(examples(5)):
-            line = text_of(tree, dice)
+            line = text_of(tree, dice) + "".join(_named(each.pattern, dice))
             yield line if each.pattern.literal in line else line + each.pattern.literal
     matches: dict[tuple[str, str], re.Match[str] | None] = {}
     for each, name, text in texts():
@@ -54,6 +55,15 @@ def lines() -> Iterator[str]:
         found = matches[key]
         if found is not None and found.span(name) != (-1, -1) and not dice.randrange(8):
             yield found.string[: found.start(name)] + text + found.string[found.end(name) :]
+
+
+def _named(pattern: Pattern, dice: random.Random) -> Iterator[str]:
+    """Some names of a pattern in any order, each with a text of a number."""
+    names = list(pattern.names.items())
+    for name, figures in dice.sample(names, min(4, len(names))):
+        end = dice.choice((*(figure.unit for figure in figures), "", "K", "%"))
+        words = dice.choice((f"{name.replace('_', ' ')}: ", f"{name}=", f'"{name}": ', f"{name}  ")) if name else "| "
+        yield f" {words}{text_of(_NUMBER, dice)}{end}{dice.choice(('', ' ', ',', ' |', '}'))}"
 
 
 def test_a_group_takes_every_text_of_its_own() -> None:
