@@ -6,15 +6,17 @@ computes k T rows, whatever ep is, as it sends as many copies of tokens as it ge
 k T ep / E. The rank with the largest load decides, as all wait for it (`experts.worst_load`).
 """
 
-from hpc_gpt.core.engines import engine_of
+from collections.abc import Sequence
+
+from hpc_gpt.core.engines import engine_of, states_of
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.recomputation import recomputation
-from hpc_gpt.core.settings.layer_kinds import LayerKind
+from hpc_gpt.core.settings.layer_kinds import LayerKind, Matrix
 from hpc_gpt.planner.constants import VALUES
 from hpc_gpt.planner.links import Links
 from hpc_gpt.planner.machine import Rates
 
-# Dispatchers that sort in the same kernel in which they send.
+# Dispatchers that sort in the same kernel in which they send, and send a token once to each rank.
 _FUSED = ("deepep", "hybridep")
 
 
@@ -84,13 +86,19 @@ def passing_bytes(training: Training, kind: LayerKind, rows: float) -> float:
 
 def expert_products_s(training: Training, rates: Rates, kind: LayerKind) -> float:
     """Seconds of the routed experts' products in a forward pass, one expert after the other: a grouped product."""
-    etp, rows = training.expert_tp, rows_an_expert(training)
-    each = sum(
-        rates.layer_product_s(rows, sum(matrix.rows_on(etp) for matrix in parts), parts[0].columns_on(etp))
-        for parts in kind.products.values()
-        if parts[0].is_routed
-    )
-    return local_experts(training) * each / rates.grouped
+    return sum(_grouped_s(training, rates, parts) for parts in kind.products.values() if parts[0].is_routed)
+
+
+def last_product_s(training: Training, rates: Rates, kind: LayerKind) -> float:
+    """Seconds of the last of the routed experts' products in a forward pass."""
+    return _grouped_s(training, rates, kind.products["experts.down"])
+
+
+def _grouped_s(training: Training, rates: Rates, parts: Sequence[Matrix]) -> float:
+    etp = training.expert_tp
+    outputs = sum(matrix.rows_on(etp) for matrix in parts)
+    each = rates.layer_product_s(rows_an_expert(training), outputs, parts[0].columns_on(etp))
+    return float(local_experts(training) * each / rates.grouped)
 
 
 def expert_weights(training: Training, kind: LayerKind) -> float:
@@ -156,7 +164,15 @@ def exchange_s(training: Training, links: Links) -> float:
         takes = 2 * links.exchange_s(worst_load(training) * size, ep, etp, *copies_sent(training, links))
     if engine_of(training).sends_parts(training):
         takes += 2 * links.ring_s(training.width * expert_rows(training) * shape.hidden, etp)
-    return float(takes * (2 + recomputation(training.recompute).repeats("moe")))
+    again = recomputation(training.recompute)
+    # PyTorch's checkpoint does not send the results back once more: half of an exchange.
+    spared = again.share / 2 if states_of(training).stops_early(training) and not _is_ours(training) else 0.0
+    return float(takes * (2 + again.repeats("moe") - spared))
+
+
+def _is_ours(training: Training) -> bool:
+    """Whether our own model is trained, whose experts are repeated whole: the sum of their outputs saves indices."""
+    return training.program_states is None and engine_of(training).trains_our_model
 
 
 def dispatcher_of(training: Training) -> str:
@@ -171,19 +187,22 @@ def copies_sent(training: Training, links: Links) -> tuple[float, float]:
     A token's k experts are on any of ep ranks alike. NCCL's all-to-all sends a copy for each of them. Others send one
     copy to each other node that has some of them, (n - 1) (1 - (1 - 1/n)^k) of n nodes, and to no more nodes than
     groups_per_token of the experts' groups span; a node's GPUs share it by NVLink (DeepEP's README; DeepSeek-V3,
-    arXiv:2412.19437, section 3.2.2).
+    arXiv:2412.19437, section 3.2.2). DeepEP and HybridEP send it once to each rank that has some of its experts, ep (1
+    - (1 - 1/ep)^k) of them, not once to each expert (DeepEP: is_token_in_rank).
     """
     shape, ep = training.shape, training.ep
     chosen = shape.experts_per_token or 0
     inside = max(1, min(ep, links.per_node // training.expert_tp))
     nodes = max(1.0, ep / inside)
     leaving = chosen * (1 - 1 / nodes)
-    if dispatcher_of(training) == "alltoall" or nodes == 1:
-        return chosen * (inside - 1) / ep, leaving
+    dispatcher = dispatcher_of(training)
+    spread = ep * (1 - (1 - 1 / ep) ** chosen) if dispatcher in _FUSED else chosen
+    if dispatcher == "alltoall" or nodes == 1:
+        return spread * (inside - 1) / ep, leaving
     reached = nodes * (1 - (1 - 1 / nodes) ** chosen)
     if shape.expert_groups and shape.groups_per_token:
         reached = min(reached, shape.groups_per_token * max(1.0, nodes / shape.expert_groups))
-    return chosen * (inside - 1) / inside, min(leaving, reached * (1 - 1 / nodes))
+    return spread * (inside - 1) / inside, min(leaving, reached * (1 - 1 / nodes))
 
 
 def launching_s(training: Training, host_s: float) -> float:

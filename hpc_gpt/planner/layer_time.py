@@ -55,7 +55,7 @@ def layer_time(training: Training, rates: Rates, kind: LayerKind | None = None) 
     cast, cast_back = _casts_s(training, rates, kind)
     forward = products + passes + core + cast
     spared = tokens * _spared_bytes(training) / rates.bytes
-    again = recomputation(training.recompute).share * forward
+    again = recomputation(training.recompute).share * (forward - _last_product_s(training, rates, kind, linear))
     if training.recompute == "selective" and selects_operators(training):
         again = products / 2 + passes  # torchtitan's policy keeps attention and every other product
     elif recomputation(training.recompute).modules:
@@ -75,6 +75,14 @@ def _spared_bytes(training: Training) -> float:
 def is_ours(training: Training) -> bool:
     """Whether our own model is trained."""
     return training.program_states is None and engine_of(training).trains_our_model
+
+
+def _last_product_s(training: Training, rates: Rates, kind: LayerKind, linear: Mapping[str, float]) -> float:
+    """Seconds of the last product of a layer if its recomputation does not repeat it. Our experts are repeated whole,
+    as the sum of their outputs saves its indices."""
+    if not states_of(training).stops_early(training) or (kind.routed and is_ours(training)):
+        return 0.0
+    return experts.last_product_s(training, rates, kind) if kind.routed else linear["feed_forward.down"]
 
 
 def repeats_mlp(training: Training, kind: LayerKind) -> bool:
@@ -206,7 +214,8 @@ def head_s(training: Training, rates: Rates) -> float:
     shape = training.shape
     tokens = training.tokens
     vocab = shape.padded_vocab / training.tp
-    product = rates.product_s(tokens, vocab, shape.hidden)
+    product_s = rates.layer_product_s if training.fp8_head else rates.product_s
+    product = product_s(tokens, vocab, shape.hidden)
     ours = engine_of(training).trains_our_model and (training.compiled_loss or training.one_pass_loss)
     if ours:
         kind = "one_pass" if training.one_pass_loss else "compiled"

@@ -136,7 +136,9 @@ class _StepModel:
         tensor, context = self._tensor_parallel_s(training, kind), self._context_parallel_s(training, layer)
         exchange = experts.exchange_s(training, self.links) if kind.routed else 0.0
         if training.ep_overlap:  # beside the passes of another micro-batch
-            exchange = self._shown_s(exchange, layer.forward_s + layer.backward_s)
+            hiding = layer.forward_s + layer.backward_s
+            taken = VALUES.get(f"experts.taken.{training.dispatcher}", 0.0) * min(exchange, hiding)
+            exchange = self._shown_s(exchange, hiding) + taken
         busy = layer.forward_s + layer.backward_s + layer.again_s + tensor + context + exchange
         waited = self._waited_s(training, kind, layer, busy, exchange)
         gathers = self._gathers_s(training, number, busy)

@@ -38,9 +38,9 @@ class Asked:
         """Whether the answer contradicts that the row ran, or that it ran out of memory."""
         published = self.row.published
         fits = isinstance(self.by_plan, Predicted) and self.by_plan.fits
-        if published.step_s is not None and not published.noisy:
-            return not fits
-        return tells_fit(self.own) and published.fits != fits
+        if published.noisy:
+            return False
+        return not fits if published.step_s is not None else tells_fit(self.own) and published.fits != fits
 
 
 def ask_rows(paths: Iterable[Path]) -> list[Asked]:

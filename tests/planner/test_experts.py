@@ -17,7 +17,7 @@ from hpc_gpt.planner.machine import DEFAULT, Rates
 from hpc_gpt.planner.memory import kinds_of_stages, predict_memory, stage_expert_params, stage_params
 from hpc_gpt.planner.question import Question
 from hpc_gpt.planner.search import search
-from hpc_gpt.planner.step_time import _StepModel
+from hpc_gpt.planner.step_time import _StepModel, predict_step
 from hpc_gpt.planner.table import other_ep_text
 from tests.planner.machines import machine_named
 
@@ -227,3 +227,22 @@ def test_a_share_is_planned_for_whole_layers_of_each_chunk() -> None:
     runs = [run for layout, why in asked.layouts() if why is None for run in asked.ways(layout)]
     assert {run.pp for run in runs} >= {1, 2, 4}
     assert all(48 // (run.pp * run.vp) % 4 == 0 for run in runs)
+
+
+def test_a_token_goes_once_to_each_rank_by_deepep():
+    """Of 8 experts a token on 16 ranks, of two nodes of 8: less than a copy an expert, and more ranks need more."""
+    links = Links(H100, DEFAULT)
+    by_expert = experts.copies_sent(replace(BALANCED, dispatcher="alltoall"), links)
+    by_rank = experts.copies_sent(replace(BALANCED, dispatcher="deepep"), links)
+    reached = 16 * (1 - (15 / 16) ** 8)
+    assert by_rank[0] == pytest.approx(reached * 7 / 8)
+    assert by_rank[0] < QWEN.experts_per_token * 7 / 8
+    assert by_rank[1] < by_expert[1]
+
+
+def test_an_overlapped_exchange_takes_processors_from_the_passes():
+    run = replace(BALANCED, dispatcher="deepep", ep_overlap=True)
+    taken = predict_step(run, H100).ep_s
+    with mock.patch.dict(VALUES, {"experts.taken.deepep": 0.0}):
+        alone = predict_step(run, H100).ep_s
+    assert alone < taken < predict_step(replace(run, ep_overlap=False), H100).ep_s

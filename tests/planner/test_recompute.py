@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_gpt.core.engines.base.programs import Megatron
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.formulas import tflops_hardware
 from hpc_gpt.core.recomputation import MODULES, recomputation
@@ -13,7 +14,7 @@ from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.planner.figures import figures_of
 from hpc_gpt.planner.layer_bytes import kept_of_layer, layer_bytes, recomputed_at_once
-from hpc_gpt.planner.layer_time import layer_time
+from hpc_gpt.planner.layer_time import head_s, layer_time
 from hpc_gpt.planner.machine import DEFAULT, Rates
 from hpc_gpt.planner.memory import predict_memory
 from hpc_gpt.planner.step_time import predict_step
@@ -119,3 +120,27 @@ def test_flops_count_the_products_that_modules_repeat() -> None:
 
 def test_selective_is_attentions_core() -> None:
     assert recomputation("selective") == recomputation("core_attn")
+
+
+@pytest.mark.parametrize("engine", ["ddp", "fsdp", "deepspeed-zero"])
+def test_pytorchs_checkpoint_repeats_all_but_the_last_product(engine: str) -> None:
+    """A compiled block of ours saves its tensors at its end: it is repeated whole."""
+    run = Training(preset("llama3.2-1b"), dp=8, engine=engine, micro_batch=4, flash=True, recompute="full")
+    early, whole = (
+        layer_time(each, Rates(H100, DEFAULT, each)) for each in (run, replace(run, program_states=Megatron()))
+    )
+    rates = Rates(H100, DEFAULT, run)
+    last = rates.layer_product_s(run.tokens, run.shape.hidden, run.shape.mlp_width)
+    assert early.again_s == pytest.approx(early.forward_s - last)
+    assert whole.again_s == whole.forward_s
+    compiled = replace(run, compiled=True)
+    time = layer_time(compiled, Rates(H100, DEFAULT, compiled))
+    assert time.again_s == time.forward_s
+
+
+def test_the_head_in_8_bits_is_faster() -> None:
+    run = Training(preset("llama3.2-1b"), dp=8, micro_batch=4, flash=True, matmul="fp8-tensor")
+    plain, in_8_bits = (head_s(each, Rates(H100, DEFAULT, each)) for each in (run, replace(run, fp8_head=True)))
+    assert in_8_bits < plain
+    of_16_bits = replace(run, matmul="none", fp8_head=True)
+    assert head_s(of_16_bits, Rates(H100, DEFAULT, of_16_bits)) == plain

@@ -117,6 +117,8 @@ class Plan:
     "Whether no token of an expert is dropped; false drops those above the mean load."
     padded_experts: bool | None = key(None, resume="free", affects=())
     "Whether experts are multiplied in one batch, each padded to the rows of the largest."
+    fp8_head: bool | None = key(None, resume="free", affects=())
+    "Whether the head's products are in the format of train.matmul, too, such as fp8_output_proj."
     ep_outside_dp: bool | None = key(None, resume="free", affects=())
     "Whether layout.ep is an axis of its own, whose ranks read the same samples."
 

@@ -75,7 +75,7 @@ notify free nothing: command on=('ended','failed','retried')
 notify free nothing above=0: timeout_s=20.0
 track free nothing: tensorboard=False wandb mlflow
 plan free nothing: like kind attention grad_sum dp_overlap tp_overlap fused_loss states dispatcher routing ep_overlap
-    cuda_graphs=() edges_as_layers whole_gradients whole_logits dropless padded_experts ep_outside_dp
+    cuda_graphs=() edges_as_layers whole_gradients whole_logits dropless padded_experts fp8_head ep_outside_dp
 plan free nothing least=1: chunks offloaded_layers
 """
 

@@ -117,7 +117,7 @@ def settings_of(training: Training) -> dict[str, Any]:
     }
     optional = {
         "layout.etp": training.etp,
-        "layout.shard": training.shard,
+        "layout.shard": (training.shard or training.data_ranks) if facts.has_replicas else training.shard,
         "train.matmul": training.matmul if training.matmul != "none" else None,
         "engine.zero_stage": training.zero_stage if facts.has_zero else None,
         "engine.sequence_parallel": training.sequence_parallel if training.tp > 1 else None,

@@ -24,7 +24,16 @@ _FSDP = re.compile(r"fsdp|torchtitan|llm-foundry")
 # How it ran: those in the table of planner/README.md, under the names of a Training.
 TRAITS = (
     *("attention", "grad_sum", "dp_overlap", "tp_overlap", "fused_loss", "edges_as_layers", "states"),
-    *("offloaded_layers", "whole_gradients", "whole_logits", "dispatcher", "routing", "ep_overlap", "ep_outside_dp"),
+    *(
+        "offloaded_layers",
+        "whole_gradients",
+        "whole_logits",
+        "dispatcher",
+        "routing",
+        "ep_overlap",
+        "ep_outside_dp",
+        "fp8_head",
+    ),
 )
 _ZERO = re.compile(r"zero[ -]?([0-3])(?!\d)")
 
@@ -88,8 +97,8 @@ _KINDS: list[tuple[str, Callable[[str, Any], Any], Any]] = [
     ),
     (
         "swiglu untied sequence_parallel flash_attention distributed_optimizer act_cpu_offload dp_overlap tp_overlap "
-        "edges_as_layers whole_gradients whole_logits compiled fits oom noisy ep_overlap ep_outside_dp dropless sinks "
-        "qk_norm",
+        "edges_as_layers whole_gradients whole_logits compiled fits oom noisy ep_overlap ep_outside_dp fp8_head "
+        "dropless sinks qk_norm",
         _read_flag,
         None,
     ),

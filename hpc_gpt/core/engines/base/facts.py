@@ -289,6 +289,10 @@ class EngineFacts(States):
     def state_bytes(self, training: Training) -> StateBytes:
         return plain_states(training)
 
+    def stops_early(self, training: Training) -> bool:
+        """A layer of ours that is compiled, or has products in 8 bits, saves its tensors at its end."""
+        return self.trains_our_model and not training.compiled and training.matmul == "none"
+
     def sharding(self, training: Training) -> int:
         """The ZeRO stage that describes what is sharded over dp."""
         return training.zero_stage

@@ -68,7 +68,10 @@ class Program(States):
 
 
 class OthersDdp(Program, Ddp):
-    """PyTorch's DDP: it holds what our engine holds."""
+    """PyTorch's DDP: it holds what our engine holds. A compiler that sees the checkpoint drops what is not needed."""
+
+    def stops_early(self, training: Training) -> bool:
+        return True
 
 
 class OthersFsdp(Program, Fsdp):
@@ -76,6 +79,9 @@ class OthersFsdp(Program, Fsdp):
 
     synchronizations = 1.0  # fitted with it: data, logs and clipping of their own loops
     splits_by_dtensor = True
+
+    def stops_early(self, training: Training) -> bool:
+        return True
 
 
 class MegatronFsdp(OthersFsdp):
@@ -85,6 +91,9 @@ class MegatronFsdp(OthersFsdp):
     splits_by_dtensor = False
     scales_first = is_pytorchs = False
     gathers_ahead = True
+
+    def stops_early(self, training: Training) -> bool:
+        return False
 
 
 class Megatron(Program):

@@ -98,6 +98,7 @@ class Training:
     dropless: bool = True  # if false, tokens above an expert's capacity, the mean, are dropped
     padded_experts: bool = False  # experts are multiplied in one batch, each padded to the rows of the largest
     ep_overlap: bool = False  # tokens are sent beside the passes of another micro-batch
+    fp8_head: bool = False  # the head's products are in the format of the layers' (`matmul`)
     cuda_graphs: tuple[CudaGraph, ...] = ()  # parts of a layer that are launched as one graph
     experts_alone: bool = False  # `of_experts`: its parameters are those of the routed experts
 
@@ -294,6 +295,11 @@ class States:
     def buckets(self, training: Training, params: float) -> float:
         """Bytes of the buckets through which gradients are reduced; `params`: parameters on one GPU of the stage."""
         return self.lasting_bucket(training)
+
+    def stops_early(self, training: Training) -> bool:
+        """Whether the recomputation of a layer ends before its last product, as PyTorch's checkpoint without reentrance
+        does: it stops once every saved tensor is there (torch.utils.checkpoint, set_checkpoint_early_stop)."""
+        return False
 
     def copies_by_layer(self, training: Training) -> bool:
         """Whether 16-bit gradients are copied by whole layers, not by matrices."""
