@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.engines import private_parts, torch_private
+from hpc_gpt.trainer.engines import torch_private
 from hpc_gpt.trainer.engines.kernels import check_backend
 from hpc_gpt.trainer.model.attention import Attention, rotation_of
 from hpc_gpt.trainer.model.context_parallel import ContextParallel
@@ -172,7 +172,6 @@ class AttentionKernels:
             mask = torch.empty(1, 1, queries, shape.seq, dtype=self._dtype, device=device).expand(batch, -1, -1, -1)
         may_be_flash = device.type == "cuda" and self._dtype != torch.float32 and _FLASH in self._kernels
         if queries < shape.seq and may_be_flash:
-            private_parts.require(private_parts.LAST_QUERIES)
             self._kernels, self.last = [_FLASH], torch_private.flash_of_last
             return
 

@@ -18,7 +18,6 @@ from torch.nn.parallel import DistributedDataParallel
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.states import Share
 from hpc_gpt.trainer.checkpoints.torch_states import TorchStates, whole_share
-from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.kernels import compile_model, compiler
 from hpc_gpt.trainer.engines.master_weights import HALF, MasterWeights
 from hpc_gpt.trainer.engines.optimizer import Update, counted_parameters, gradients_of, norms_of
@@ -87,7 +86,6 @@ class Ddp(TorchEngine):
         takes = inspect.signature(DistributedDataParallel).parameters
         buffers = {next(key for key in ("forward_sync_buffers", "broadcast_buffers") if key in takes): False}
         if self.experts.size > 1:
-            private_parts.require(private_parts.APART)
             apart = [full_name(one) for one in self.module.parameters() if is_of_experts(one)]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(self.module, apart)  # type: ignore[no-untyped-call]
             if self._masters is not None:

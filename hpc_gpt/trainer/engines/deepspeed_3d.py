@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.deepspeed_engine import DeepspeedEngine
 from hpc_gpt.trainer.engines.deepspeed_setup import quiet
 from hpc_gpt.trainer.engines.kernels import compile_model
@@ -30,7 +29,6 @@ class Deepspeed3D(DeepspeedEngine):
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         super().__init__(resolved, device)
-        private_parts.require(private_parts.PIPELINE)
         from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 
         from hpc_gpt.trainer.model.pipeline import StagedGpt

@@ -19,10 +19,14 @@ from hpc_gpt.core.engines.base.ds_config import clips_itself, shards_in_bf16_opt
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import learning_rate
 from hpc_gpt.trainer.checkpoints.states import SavedStates, Share
-from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.deepspeed_setup import import_deepspeed, quiet
 from hpc_gpt.trainer.engines.deepspeed_states import DeepspeedStates, Piece
-from hpc_gpt.trainer.engines.library_patches import drop_overflowed_gradients, skip_gradient_average
+from hpc_gpt.trainer.engines.library_patches import (
+    drop_overflowed_gradients,
+    note_untested,
+    set_existing,
+    skip_gradient_average,
+)
 from hpc_gpt.trainer.engines.master_weights import HALF
 from hpc_gpt.trainer.engines.optimizer import GradientNorm
 from hpc_gpt.trainer.engines.protocol import StepResult, TrainingEngine
@@ -43,8 +47,7 @@ class DeepspeedEngine(TrainingEngine):
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
         super().__init__(resolved, device)
         self._deepspeed = import_deepspeed(device)
-        private_parts.check_version("deepspeed")
-        private_parts.require(private_parts.CHECKPOINTS)
+        note_untested("deepspeed")
         with quiet():
             self._deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False, verbose=False)
 
@@ -85,7 +88,6 @@ class DeepspeedEngine(TrainingEngine):
         self._engine, *_ = self._deepspeed.initialize(
             model=self.module, optimizer=optimizer, config=ds_config_of(resolved), mpu=mpu
         )
-        private_parts.check_optimizer(self._engine.optimizer)
         layout = resolved.layout
         self._states = DeepspeedStates(
             self._engine, self.module, resolved.model, layout.coordinate(dist.get_rank()), layout.tp, self._transposed
@@ -115,7 +117,7 @@ class DeepspeedEngine(TrainingEngine):
             assert self._norm.skipped is not None
             return StepResult(loss, self._norm.norm, lr, self._norm.skipped, self.balance.finish(self._norm.skipped))
         skipped = not self._engine.was_step_applied()
-        if skipped and zero_stage(self._resolved) < 3:
+        if skipped and zero_stage(self._resolved) < 3 and not shards_in_bf16_optimizer(self._resolved):
             drop_overflowed_gradients(self._engine)
         return StepResult(loss, self._engine.get_global_grad_norm(), lr, skipped, self.balance.finish(skipped))
 
@@ -124,10 +126,11 @@ class DeepspeedEngine(TrainingEngine):
 
     def _restore(self, saved: SavedStates) -> None:
         engine, updates = self._engine, saved.optimizer.get("step")
-        engine.global_steps = int(saved.about["step"])
-        engine.global_samples = engine.global_steps * self._resolved.batch.global_batch
+        step = int(saved.about["step"])
+        set_existing("deepspeed", engine, "global_steps", step)
+        set_existing("deepspeed", engine, "global_samples", step * self._resolved.batch.global_batch)
         if updates is not None:
-            engine.skipped_steps = engine.global_steps - int(updates)
+            set_existing("deepspeed", engine, "skipped_steps", step - int(updates))
         if scale := saved.about["loss_scale"]:
             restore_scaler(engine, scale)
 
@@ -144,8 +147,10 @@ def read_scaler(engine: Any) -> dict[str, float]:
 def restore_scaler(engine: Any, saved: Mapping[str, float]) -> None:
     """Restores a loss scale that any engine has saved."""
     scaler = engine.optimizer.loss_scaler
-    scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter = saved["scale"], int(saved["good_steps"]), -1
-    scaler.cur_hysteresis = int(saved.get("hysteresis", scaler.delayed_shift))
+    hysteresis = int(saved.get("hysteresis", scaler.delayed_shift))
+    state = {"cur_scale": saved["scale"], "cur_iter": int(saved["good_steps"]), "last_overflow_iter": -1}
+    for name, value in (state | {"cur_hysteresis": hysteresis}).items():
+        set_existing("deepspeed", scaler, name, value)
 
 
 # fill(share, rows, first): fills the rows from `first` on of a parameter's tensor-parallel share with fp32 values.

@@ -14,7 +14,7 @@ from torch import nn
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.experiment import Engine
-from hpc_gpt.trainer.engines import private_parts, torch_private
+from hpc_gpt.trainer.engines import torch_private
 from hpc_gpt.trainer.model.experts import Experts
 from hpc_gpt.trainer.model.gpt import Block, Gpt
 from hpc_gpt.trainer.model.router import Router
@@ -39,10 +39,8 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
         return
     if folder := os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
         drop_cut_libraries(Path(folder))
-    private_parts.require(private_parts.COMPILE_TIME)
     how: dict[str, Any] = {"backend": engine.compile_backend, "dynamic": False}
     if engine.keep_residuals:
-        private_parts.require(private_parts.KEPT_RESIDUALS)
         how["options"] = torch_private.keep_residuals()
     losses: list[nn.Module] = []
     for part in module.modules():

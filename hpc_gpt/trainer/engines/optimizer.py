@@ -47,8 +47,11 @@ def whole_norm(norms: Tensor, group: dist.ProcessGroup | None, device: torch.dev
 
 
 def is_fused(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether `clip_and_skip_on_device` works on the optimizer: with torch's fused kernels."""
-    return bool(optimizer.defaults.get("fused"))
+    """Whether `clip_and_skip_on_device` works on the optimizer: with torch's fused kernels, on which torch sets a mark.
+
+    Without the mark, under another name in a later torch, a step would neither clip nor skip, so the host does it.
+    """
+    return bool(optimizer.defaults.get("fused")) and hasattr(optimizer, "_step_supports_amp_scaling")
 
 
 def clip_and_skip_on_device(

@@ -27,11 +27,11 @@ from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.checkpoints.states import SavedIndex, SavedStates, put_states
 from hpc_gpt.trainer.checkpoints.torch_states import TorchStates
 from hpc_gpt.trainer.checkpoints.training_state import Generators, identity, open_checkpoint
-from hpc_gpt.trainer.engines import private_parts
 from hpc_gpt.trainer.engines.attention import AttentionKernels, prepare_attention
 from hpc_gpt.trainer.engines.balance import Balance
 from hpc_gpt.trainer.engines.grouped_trial import try_grouped
 from hpc_gpt.trainer.engines.kernels import check_compilers
+from hpc_gpt.trainer.engines.library_patches import note_untested
 from hpc_gpt.trainer.engines.optimizer import LossScaler, Update
 from hpc_gpt.trainer.model.documents import MicroBatch
 from hpc_gpt.trainer.model.initial_weights import DeferredWeights, FolderWeights, SeededWeights
@@ -276,7 +276,7 @@ def build_engine(resolved: Resolved, device: torch.device) -> TrainingEngine:
     check_dtype_on(resolved.train.dtype, device, resolved.engine.name)
     check_matmul_on(resolved.train.matmul, device)
     check_compilers(resolved.engine, device, resolved.layout.cp)
-    private_parts.check_torch()
+    note_untested("torch")
     if resolved.train.deterministic:
         make_deterministic()
     allow_tf32(resolved.train.tf32)
@@ -314,7 +314,6 @@ def check_matmul_on(matmul: str, device: torch.device) -> None:
     CPU prints a note that they are slow."""
     if matmul == "none":
         return
-    private_parts.require(private_parts.SCALED)
     if device.type != "cuda":
         if dist.get_rank() == 0:
             print(

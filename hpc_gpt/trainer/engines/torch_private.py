@@ -1,7 +1,4 @@
-"""The functions of the trainer that use private names of torch.
-
-`private_parts` lists the names, and checks them; `library_patches` replaces some.
-"""
+"""The functions of the trainer that use private names of torch; `library_patches` replaces some."""
 
 from typing import Any
 
