@@ -19,10 +19,13 @@ MAY_IMPORT = {
     "core.engines": {"core.settings", "core.optimizers", "core.weights"},
     "core.optimizers": {"core.settings"},
     "core.weights": {"core.settings", "core.settings.rules"},
-    "core.runs": {"core.settings", "core.engines", "core.optimizers", "core.weights"},
+    "core.machine": {"core.settings"},
+    "core.runs": {"core.settings", "core.engines", "core.machine", "core.optimizers", "core.weights"},
+    "core.processes": {"core.settings", "core.machine", "core.runs"},
+    "core.checkpoints": {"core.settings", "core.engines", "core.optimizers", "core.runs", "core.processes"},
     "core.sinks": set(),
-    "core.slurm": {"core.settings", "core.runs"},
-    "core.ends": {"core.settings", "core.runs", "core.slurm"},
+    "core.slurm": {"core.settings", "core.runs", "core.processes"},
+    "core.ends": {"core.settings", "core.runs", "core.processes", "core.checkpoints", "core.slurm"},
     "reader": {"core"},
     "reader.lines": set(),
     "reader.programs": {"reader.lines"},
@@ -57,7 +60,7 @@ MAY_IMPORT = {
 }
 # Those that name torch, and the modules of other packages that do.
 WITH_TORCH = {"trainer", "trainer.engines", "trainer.checkpoints", "trainer.model", "trainer.optimizers"}
-MODULES_WITH_TORCH = {"trainer.preflight.measurements", "trainer.preflight.rank", "core.weights.tensors"}
+MODULES_WITH_TORCH = {"trainer.preflight.measurements", "trainer.preflight.rank"}
 HEAVY = {"torch", "deepspeed"}
 NEVER_AT_IMPORT = {"torch", "deepspeed", "submitit", "jinja2"}
 MOST_MODULES, MOST_LINES = 40, 7000  # in one package
@@ -205,7 +208,7 @@ def test_few_names_stand_at_the_top():
 
 def test_no_two_packages_have_one_name():
     names = [package.rpartition(".")[2] for package in FOLDERS]
-    assert {name for name in names if names.count(name) > 1} == {"engines", "optimizers", "runs"}
+    assert {name for name in names if names.count(name) > 1} == {"checkpoints", "engines", "optimizers", "runs"}
 
 
 def test_no_package_is_too_large_for_a_reader():
@@ -250,7 +253,8 @@ def test_value_types_ask_no_engine():
 
 # What verbs share: the options and arguments that they parse, and how an answer is printed.
 PARSERS = {
-    f"cli.{name}" for name in ("completers", "options", "request", "run_argument", "script_words", "variables", "verb")
+    f"cli.{name}"
+    for name in ("completers", "options", "request", "run_argument", "script_words", "ssh", "variables", "verb")
 }
 
 

@@ -48,8 +48,8 @@ def test_a_port_listened_on_is_passed_over_by_each_start() -> None:
 def test_a_taken_port_repeats_the_start_with_it_in_its_cause(tmp_path: Path) -> None:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    from hpc_gpt.core.ends.judge import EndedAttempt, Rules, judge
     from hpc_gpt.core.runs.run_folder import Attempt
+    from hpc_gpt.launcher.attempts.judge import EndedAttempt, Rules, judge
     from hpc_gpt.trainer.supervision.ending import report_failure
 
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -220,7 +220,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         line = os.environ.get("COMP_WORDS", "").replace(" = ", "=").split()[1:]  # in bash --host=NAME is three words
     try:
         if arguments[:1] == [f"--from-host={__version__.rpartition('.')[0]}"]:
-            from hpc_gpt.core.ssh import watch_connection
+            from hpc_gpt.cli.ssh import watch_connection
 
             watch_connection()
             del arguments[0]

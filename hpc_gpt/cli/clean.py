@@ -11,12 +11,12 @@ import click
 
 from hpc_gpt.cli import completers
 from hpc_gpt.cli.verb import verb
+from hpc_gpt.core.checkpoints.disk_space import free_bytes
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.files import logs_folder
 from hpc_gpt.core.format import counted, plain, show_bytes, some_names
 from hpc_gpt.core.output import prints_on_stderr
-from hpc_gpt.core.runs.disk_space import free_bytes
 from hpc_gpt.core.runs.find_runs import find_runs, singles_out
 from hpc_gpt.core.terminal import ProgressLine, say
 

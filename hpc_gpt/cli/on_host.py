@@ -19,11 +19,11 @@ from pathlib import Path
 import click
 
 from hpc_gpt import __version__
+from hpc_gpt.cli.ssh import Host, Unreachable
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import config_dir, experiments_dir, read_start, replace_whole
 from hpc_gpt.core.format import show_bytes
 from hpc_gpt.core.secrets import is_credential_file
-from hpc_gpt.core.ssh import Host, Unreachable
 from hpc_gpt.core.tables import read_toml
 from hpc_gpt.core.terminal import say
 

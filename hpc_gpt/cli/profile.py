@@ -15,7 +15,6 @@ from hpc_gpt.cli.verb import UncutGroup, VerbCommand, options_of, verb
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import check_new, config_dir, write_new
 from hpc_gpt.core.settings.cluster import FALLBACK, list_profiles, load_profile, user_default
-from hpc_gpt.core.settings.smoke import fit_small
 from hpc_gpt.core.tables import toml_lines, toml_value
 from hpc_gpt.core.terminal import say
 from hpc_gpt.launcher.doctor.site import (
@@ -26,6 +25,7 @@ from hpc_gpt.launcher.doctor.site import (
     profile_text,
     read_site,
 )
+from hpc_gpt.launcher.smoke import fit_small
 
 
 @verb(190, UncutGroup)

@@ -114,7 +114,7 @@ def _print_json(runs: list[RunFolder], wanted: Collection[str], sizes: bool) -> 
     pairs = [(run, row) for run, row in zip(runs, rows, strict=True) if row.state in wanted]
     answer: dict[str, Any] = {"schema": 1, "runs": [row.to_dict() for _, row in pairs]}
     if sizes:
-        from hpc_gpt.core.runs.disk_space import free_bytes, run_sizes
+        from hpc_gpt.core.checkpoints.disk_space import free_bytes, run_sizes
 
         answer["free_bytes"] = free_bytes(logs_folder())
         for row, of_run in zip(answer["runs"], (run_sizes(run) for run, _ in pairs), strict=True):
@@ -148,8 +148,8 @@ def _print_rows(runs: list[RunFolder], opened: bool, wanted: Collection[str]) ->
 
 
 def _print_sizes(runs: list[RunFolder]) -> None:
-    from hpc_gpt.core.runs.disk_space import SIZE_KINDS as kinds
-    from hpc_gpt.core.runs.disk_space import free_bytes, run_sizes
+    from hpc_gpt.core.checkpoints.disk_space import SIZE_KINDS as kinds
+    from hpc_gpt.core.checkpoints.disk_space import free_bytes, run_sizes
 
     rows: list[dict[str, Any]] = [{"run": run.run_id, "name": run.path.parent.name, **run_sizes(run)} for run in runs]
     rows.sort(key=lambda row: -sum(row[kind] for kind in kinds))

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
+from hpc_gpt.core.checkpoints.disk_space import lack_of_files
 from hpc_gpt.core.files import from_here, logs_folder
 from hpc_gpt.core.output import prints_on_stderr
 from hpc_gpt.core.process import interrupts_wait
-from hpc_gpt.core.runs.disk_space import lack_of_files
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import shown_layout

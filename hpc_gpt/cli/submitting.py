@@ -36,7 +36,7 @@ from hpc_gpt.launcher.submission import (
 )
 
 if TYPE_CHECKING:
-    from hpc_gpt.core.runs.lineage import Parent
+    from hpc_gpt.core.checkpoints.lineage import Parent
     from hpc_gpt.core.runs.run_folder import RunFolder
     from hpc_gpt.core.settings.resolved import Resolved
     from hpc_gpt.launcher.prepared import PreparedRun
@@ -200,7 +200,7 @@ def _resume(name: str, request: Request, from_start: bool, options: SubmitOption
 
 def _resume_run(run: RunFolder, request: Request, from_start: bool, options: SubmitOptions) -> AnswerParts:
     """Resumes one run."""
-    from hpc_gpt.core.runs.branches import reading
+    from hpc_gpt.core.checkpoints.branches import reading
     from hpc_gpt.launcher.branching import NewRun
     from hpc_gpt.launcher.resumption import choose_resumption
 

@@ -7,17 +7,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.ends.failures import LIVE
-from hpc_gpt.core.ends.run_state import done_by
-from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.errors import ConfigError, RunFolderError, UserError
-from hpc_gpt.core.files import data_dir
-from hpc_gpt.core.format import counted
-from hpc_gpt.core.gone import gone_notes
-from hpc_gpt.core.runs.branches import CheckpointHold
-from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name, newest_step, read_marker
-from hpc_gpt.core.runs.descent import descend, reads_other_data
-from hpc_gpt.core.runs.lineage import (
+from hpc_gpt.core.checkpoints.branches import CheckpointHold
+from hpc_gpt.core.checkpoints.find_checkpoints import checkpoint_folder_name, newest_step, read_marker
+from hpc_gpt.core.checkpoints.lineage import (
     Parent,
     ResumePoint,
     branched_at,
@@ -26,6 +18,13 @@ from hpc_gpt.core.runs.lineage import (
     parent_of,
     saved_steps,
 )
+from hpc_gpt.core.ends.failures import LIVE
+from hpc_gpt.core.ends.run_state import done_by
+from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.errors import ConfigError, RunFolderError, UserError
+from hpc_gpt.core.files import data_dir
+from hpc_gpt.core.format import counted
+from hpc_gpt.core.gone import gone_notes
 from hpc_gpt.core.runs.provenance import check_weights_of
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile
@@ -33,6 +32,7 @@ from hpc_gpt.core.settings.data_source import STDLIB, WITHOUT_PATH, refuse_both,
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import decay_steps_of, describe_schedule, first_difference, learning_rate
 from hpc_gpt.launcher.decide import make_run, predict_run
+from hpc_gpt.launcher.descent import descend, reads_other_data
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.request import Request
 from hpc_gpt.launcher.until import ForecastInputs, Until, length_settings

@@ -5,9 +5,9 @@ The run keeps its code and settings, so other changes do nothing to it.
 
 from collections.abc import Iterator
 
+from hpc_gpt.core.checkpoints.find_checkpoints import list_complete
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.files import read_text
-from hpc_gpt.core.runs.checkpoints import list_complete
 from hpc_gpt.core.runs.provenance import STAGE_KEY, stage_sum, versions_of
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_stored

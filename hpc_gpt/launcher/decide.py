@@ -172,8 +172,8 @@ def _plan(draft: _Draft) -> None:
 
 def _shrink(draft: _Draft) -> None:
     """3. Makes it small for a smoke run."""
-    from hpc_gpt.core.runs.provenance import has_gpus  # loads much that a job script does not need
-    from hpc_gpt.core.settings.smoke import shrink
+    from hpc_gpt.core.machine.find_gpus import has_gpus  # loads much that a job script does not need
+    from hpc_gpt.launcher.smoke import shrink
 
     on_gpus = draft.profile.scheduler != "local" or has_gpus()
     draft.small = shrink(draft.experiment, draft.full, on_gpus, draft.request.overrides)

@@ -14,7 +14,6 @@ from typing import Any
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError, Fault, raise_faults
 from hpc_gpt.core.runs.provenance import git_state
-from hpc_gpt.core.runs.script_variables import hash_variables
 from hpc_gpt.core.secrets import hide_secrets, hide_words
 from hpc_gpt.core.settings.cluster import ClusterProfile, user_default
 from hpc_gpt.core.settings.decide import resolve
@@ -34,6 +33,7 @@ from hpc_gpt.core.typed_tables import check_tables, read_tables
 from hpc_gpt.launcher.prepared import PreparedRun, SbatchRequest
 from hpc_gpt.launcher.render import render_job_script
 from hpc_gpt.launcher.request import Request, ScriptRequest
+from hpc_gpt.launcher.script_variables import hash_variables
 from hpc_gpt.planner.prediction import Prediction
 from hpc_gpt.trainer.program.job_script import (
     LEFT_OUT,

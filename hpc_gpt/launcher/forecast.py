@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from hpc_gpt.core.checkpoints.disk_space import checkpoint_bytes, steps_between_saves
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.format import Line, counted, show_duration
-from hpc_gpt.core.runs.disk_space import checkpoint_bytes, steps_between_saves
-from hpc_gpt.core.runs.heartbeats import gpus_of
+from hpc_gpt.core.processes.heartbeats import gpus_of
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.sized import Sized
 from hpc_gpt.core.slurm.requeue import REQUEUES, cannot_continue, requeue_of

@@ -25,11 +25,11 @@ from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.decide import size_run
 from hpc_gpt.core.settings.experiment import LR_OF_TRAINED, Data, Engine, limit_s
 from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment
-from hpc_gpt.core.settings.idle_keys import idle_keys
 from hpc_gpt.core.settings.rules.engine import export_notes
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.requeue import cannot_continue, restart_need
+from hpc_gpt.launcher.idle_keys import idle_keys
 from hpc_gpt.launcher.request import DEFAULTS, lacks_bf16
 from hpc_gpt.planner.fast import FAST_SETTINGS
 from hpc_gpt.planner.prediction import PlanChoice
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from hpc_gpt.core.settings.experiment_file import ExperimentFile
     from hpc_gpt.core.settings.resolved import Resolved
     from hpc_gpt.core.settings.sized import Sized
-    from hpc_gpt.core.settings.smoke import SmallExperiment
     from hpc_gpt.launcher.past_timings import PastTimings
     from hpc_gpt.launcher.prepared import PreparedRun
     from hpc_gpt.launcher.request import Request
+    from hpc_gpt.launcher.smoke import SmallExperiment
 
 # How the lines begin that are the same at each submission, called standing below, and their key in provenance.json.
 _STANDING = ("note: ", "not predicted: ")
@@ -165,7 +165,7 @@ def _made_small(run: Decided) -> Iterator[str]:
     """The lines that describe a smoke run of an experiment."""
     if run.small is None:
         return
-    from hpc_gpt.core.settings.smoke import sizes_beside
+    from hpc_gpt.launcher.smoke import sizes_beside
 
     yield f"smoke: {run.experiment.name}"
     yield from (f"  {line}" for line in (*sizes_beside(run.full, run.run), *run.small.notes))
@@ -297,7 +297,7 @@ def checkpoint_lines(run: Resolved, logs: Path) -> list[Line]:
     when += ["at the end"] if train.save_last else []
     if not when:
         return [Line("checkpoints", "none: train.save_last is false")]
-    from hpc_gpt.core.runs.disk_space import checkpoint_bytes, checkpoints_to_come, free_gib
+    from hpc_gpt.core.checkpoints.disk_space import checkpoint_bytes, checkpoints_to_come, free_gib
 
     keeping = f", the newest {train.keep_last} kept" if train.keep_last else ""
     one, count = checkpoint_bytes(run), checkpoints_to_come(run)

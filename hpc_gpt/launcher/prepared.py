@@ -14,7 +14,7 @@ from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.planner.prediction import Prediction
 
 if TYPE_CHECKING:
-    from hpc_gpt.core.runs.branches import CheckpointHold
+    from hpc_gpt.core.checkpoints.branches import CheckpointHold
     from hpc_gpt.core.runs.snapshot import CodeArchive
     from hpc_gpt.core.runs.work_archive import WorkArchive
     from hpc_gpt.launcher.forecast import Forecast

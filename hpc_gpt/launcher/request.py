@@ -102,7 +102,7 @@ def with_small(request: Request, profile: ClusterProfile) -> Request:
     """
     if request.names_experiment or request.sized or "engine.name" in request.overrides:
         return request
-    from hpc_gpt.core.settings.smoke import fit_small
+    from hpc_gpt.launcher.smoke import fit_small
 
     return replace(request, experiment=SMALL_EXPERIMENT, overrides=fit_small(profile) | request.overrides)
 
@@ -224,7 +224,7 @@ def _default_batch(sized: Sized, profile: ClusterProfile) -> tuple[int, str]:
     dp, usual = sized.layout.dp, usual_batch(sized.model.seq, sized.gpus)
     on_gpus = profile.device is not None or profile.gpu_flag != "none"
     if not on_gpus and profile.scheduler == "local":
-        from hpc_gpt.core.runs.provenance import has_gpus  # loads much that a job script does not need
+        from hpc_gpt.core.machine.find_gpus import has_gpus  # loads much that a job script does not need
 
         on_gpus = has_gpus()
     if not on_gpus:

@@ -10,36 +10,37 @@ from dataclasses import dataclass, replace
 from shlex import join
 from typing import TYPE_CHECKING, Any
 
+from hpc_gpt.core.checkpoints.find_checkpoints import unwhole_note
+from hpc_gpt.core.checkpoints.lineage import (
+    ResumePoint,
+    resume_point,
+)
 from hpc_gpt.core.ends.failures import LIVE
-from hpc_gpt.core.ends.history import read_history
-from hpc_gpt.core.ends.judge import gpu_hours
-from hpc_gpt.core.ends.life import ask_life
 from hpc_gpt.core.ends.run_state import done_by
 from hpc_gpt.core.errors import ConfigError, RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.gone import gone_notes, refuse_gone
+from hpc_gpt.core.machine.find_gpus import has_gpus
 from hpc_gpt.core.process import Life
-from hpc_gpt.core.runs.checkpoints import unwhole_note
+from hpc_gpt.core.processes.heartbeats import gpus_of
+from hpc_gpt.core.processes.lock import RunLocked, check_free, holder, remove_gone
 from hpc_gpt.core.runs.code_archive import CODE_ARCHIVE
-from hpc_gpt.core.runs.heartbeats import gpus_of
-from hpc_gpt.core.runs.lineage import (
-    ResumePoint,
-    resume_point,
-)
-from hpc_gpt.core.runs.lock import RunLocked, check_free, holder, remove_gone
-from hpc_gpt.core.runs.provenance import check_weights_of, has_gpus
+from hpc_gpt.core.runs.provenance import check_weights_of
 from hpc_gpt.core.runs.race import measured, read_visits
 from hpc_gpt.core.runs.run_folder import PREDICTED, RunFolder, check_own
-from hpc_gpt.core.runs.script_variables import describe_changes
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.stored import experiment_tables
 from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.start_check import check_reachable
+from hpc_gpt.launcher.attempts.history import read_history
+from hpc_gpt.launcher.attempts.judge import gpu_hours
+from hpc_gpt.launcher.attempts.life import ask_life
 from hpc_gpt.launcher.branching import NewRun, Way, changed_length, done_fault, prepare_new_run, profile_of
 from hpc_gpt.launcher.changes import change_notes
 from hpc_gpt.launcher.request import Request
+from hpc_gpt.launcher.script_variables import describe_changes
 from hpc_gpt.launcher.submission import SubmittedRun, check_inputs, check_shared_checkpoints, start_run
 from hpc_gpt.launcher.until import ForecastInputs, Until, forecast_chain, wants_forecast
 from hpc_gpt.launcher.watch.status import NO_ANSWER, ask_own_status, await_lost, read_own_status

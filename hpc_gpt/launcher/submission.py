@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpc_gpt.core.checkpoints.shared_checkpoints import runs_of_same_files, shared_pattern
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError, JobRefused, RunFolderError, SlurmUnreachable, UserError, check_package
@@ -25,7 +26,6 @@ from hpc_gpt.core.runs.run_folder import (
     check_writable,
     create_run,
 )
-from hpc_gpt.core.runs.shared_checkpoints import runs_of_same_files, shared_pattern
 from hpc_gpt.core.runs.snapshot import check_path
 from hpc_gpt.core.secrets import is_secret
 from hpc_gpt.core.settings.program_text import check_file_text, fill_line
@@ -45,7 +45,7 @@ _POINTER_BYTES = 8
 _SPARE_BYTES = 16 << 10  # for the variables and words that a job adds
 
 if TYPE_CHECKING:
-    from hpc_gpt.core.runs.lineage import Parent
+    from hpc_gpt.core.checkpoints.lineage import Parent
 
 
 @dataclass(frozen=True)
@@ -297,7 +297,7 @@ def start_run(
     Raises JobRefused, SlurmUnreachable, RunFolderError.
     """
     if resolved.cluster.scheduler == "slurm":
-        from hpc_gpt.core.slurm.executor import submit_to_slurm
+        from hpc_gpt.launcher.executor import submit_to_slurm
 
         ids, cluster = submit_to_slurm(run, resolved, jobs, options)
         return SubmittedRun(run, resolved, ids[0], tuple(ids), cluster=cluster)

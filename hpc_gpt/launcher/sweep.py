@@ -183,7 +183,7 @@ def _queue(
     at_once: int | None,
     after: str | None,
 ) -> SweepJob:
-    from hpc_gpt.core.slurm.executor import ARRAY_SCRIPT, submit_array
+    from hpc_gpt.launcher.executor import ARRAY_SCRIPT, submit_array
 
     try:
         waits = check_start(rows[0].resolved, rows[0].script)
@@ -217,7 +217,7 @@ def write_script_array(prepared: PreparedRun, logs: Path) -> tuple[SubmittedSwee
 def submit_script_array(prepared: PreparedRun, logs: Path) -> SubmittedSweep:
     """Submits a job script that is an array: one run folder per element, with a link by its number, and one job. Raises
     as submit_run does."""
-    from hpc_gpt.core.slurm.executor import ARRAY_OUTPUT, submit_own
+    from hpc_gpt.launcher.executor import ARRAY_OUTPUT, submit_own
 
     script, resolved = prepared.job_script, prepared.resolved
     assert script is not None

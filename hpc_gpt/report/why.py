@@ -13,6 +13,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Any
 
+from hpc_gpt.core.checkpoints.find_checkpoints import command_of
 from hpc_gpt.core.ends.exit_status import ExitStatus, read_exit_status
 from hpc_gpt.core.ends.failures import LIVE, UNSPECIFIC, advice, meaning
 from hpc_gpt.core.ends.program_end import AT_ONCE
@@ -20,11 +21,10 @@ from hpc_gpt.core.ends.run_state import deciding, is_of_slurm, moved_from, newes
 from hpc_gpt.core.ends.state import DAMAGED_CHECKPOINT, Facts, class_of, fails_again
 from hpc_gpt.core.files import from_here, open_regular
 from hpc_gpt.core.format import class_and_cause, without_figures
-from hpc_gpt.core.runs.checkpoints import command_of
+from hpc_gpt.core.processes.slow_ranks import SLOW_RANK
 from hpc_gpt.core.runs.find_runs import name_here
 from hpc_gpt.core.runs.record import Record
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.core.runs.slow_ranks import SLOW_RANK
 from hpc_gpt.core.runs.work_archive import link_line, missing_in_copy
 from hpc_gpt.core.slurm.directives import asks_for_gpus
 from hpc_gpt.core.slurm.hosts import first_host

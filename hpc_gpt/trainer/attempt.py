@@ -12,15 +12,15 @@ from dataclasses import replace
 
 import torch
 
+from hpc_gpt.core.checkpoints.find_checkpoints import list_complete
+from hpc_gpt.core.checkpoints.lineage import checkpoint_sources, find_ancestors
+from hpc_gpt.core.checkpoints.retention import Retention
 from hpc_gpt.core.errors import CheckpointError, DataError
 from hpc_gpt.core.files import write_once
 from hpc_gpt.core.network import check_open_files, use_interface
 from hpc_gpt.core.process import stat_of
-from hpc_gpt.core.runs.checkpoints import list_complete
 from hpc_gpt.core.runs.full_disk import reserve, when_there_is_space
-from hpc_gpt.core.runs.lineage import checkpoint_sources, find_ancestors
 from hpc_gpt.core.runs.provenance import check_weights_of, complete_run, config_notes
-from hpc_gpt.core.runs.retention import Retention
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.environment import ALLOCATION

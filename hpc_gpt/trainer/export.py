@@ -1,7 +1,7 @@
 """Exports a run's weights: `python -m hpc_gpt.trainer.export RUN FOLDER DTYPE [STEP]`, for `hpc-gpt export`.
 
 It is one process without torch.distributed. The engine's module reads its checkpoint one parameter at a time, and
-`core.weights.tensors` writes the parameters.
+`trainer.model.folder_tensors` writes the parameters.
 """
 
 import contextlib
@@ -12,20 +12,20 @@ from pathlib import Path
 
 from torch import Tensor
 
+from hpc_gpt.core.checkpoints.branches import reading
+from hpc_gpt.core.checkpoints.find_checkpoints import list_complete, step_in
+from hpc_gpt.core.checkpoints.lineage import find_ancestors
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import CheckpointError, ConfigError, UserError
 from hpc_gpt.core.output import outlive_readers
 from hpc_gpt.core.process import raise_file_limit
-from hpc_gpt.core.runs.branches import reading
-from hpc_gpt.core.runs.checkpoints import list_complete, step_in
-from hpc_gpt.core.runs.lineage import find_ancestors
 from hpc_gpt.core.runs.provenance import init_config_of
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.weights.classes import architecture_of
-from hpc_gpt.core.weights.tensors import check_export, write_hf
 from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints
 from hpc_gpt.trainer.engines.protocol import read_weights
+from hpc_gpt.trainer.model.folder_tensors import check_export, write_hf
 from hpc_gpt.trainer.ranks import Peers
 from hpc_gpt.trainer.tokens.tokenizer import TABLE_SUFFIX
 

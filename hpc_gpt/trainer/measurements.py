@@ -16,9 +16,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from hpc_gpt.core.files import write_once
+from hpc_gpt.core.processes.slow_ranks import LEAST_PROBES, Probe, ProbeWindow, window_s
 from hpc_gpt.core.runs.full_disk import when_there_is_space
 from hpc_gpt.core.runs.run_folder import Attempt
-from hpc_gpt.core.runs.slow_ranks import LEAST_PROBES, Probe, ProbeWindow, window_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines.kernels import compile_seconds
 from hpc_gpt.trainer.preflight.measurements import ProbeFailed, figures_of_command

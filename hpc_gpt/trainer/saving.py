@@ -6,14 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from hpc_gpt.core.checkpoints.disk_space import checkpoint_bytes, free_gib
+from hpc_gpt.core.checkpoints.find_checkpoints import list_complete
+from hpc_gpt.core.checkpoints.find_checkpoints import stored_bytes as bytes_of
+from hpc_gpt.core.checkpoints.retention import describe_removed
 from hpc_gpt.core.ends.end_policy import End
 from hpc_gpt.core.format import show_bytes
 from hpc_gpt.core.formulas import GIB
-from hpc_gpt.core.runs.checkpoints import list_complete
-from hpc_gpt.core.runs.checkpoints import stored_bytes as bytes_of
-from hpc_gpt.core.runs.disk_space import checkpoint_bytes, free_gib
 from hpc_gpt.core.runs.full_disk import Refusal
-from hpc_gpt.core.runs.retention import describe_removed
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.trainer.checkpoints.save import SaveOutcome

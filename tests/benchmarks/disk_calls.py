@@ -16,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from hpc_gpt.core.network import held_port
-from hpc_gpt.core.runs.heartbeats import period_s
+from hpc_gpt.core.processes.heartbeats import period_s
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.trainer.tokens.build import build_tokens
 from tests.trainer.launch import Launch, new_run, settings

@@ -19,11 +19,11 @@ from torch import nn
 
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.weights.folder import read_folder
-from hpc_gpt.core.weights.tensors import write_hf
 from hpc_gpt.trainer.checkpoints import states
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.checkpoints.states import SavedIndex, SavedStates, put_states
 from hpc_gpt.trainer.checkpoints.torch_states import TorchStates, whole_share
+from hpc_gpt.trainer.model.folder_tensors import write_hf
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.initial_weights import FolderWeights
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel

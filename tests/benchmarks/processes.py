@@ -17,8 +17,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from hpc_gpt.core.runs import processes
-from hpc_gpt.core.runs.processes import Tree, task_variables
+from hpc_gpt.core.processes import find_processes as processes
+from hpc_gpt.core.processes.find_processes import Tree, task_variables
 from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.made_runs import add_attempt, make_run
 

@@ -94,8 +94,8 @@ def gpu_readings(folder: Path, ranks: int) -> Callable[[], int]:
 
 def checkpoints(folder: Path, count: int) -> Callable[[], int]:
     """keep_last = 3 among so many, half of them with a longer name."""
-    from hpc_gpt.core.runs.checkpoints import checkpoint_folder_name
-    from hpc_gpt.core.runs.retention import Retention
+    from hpc_gpt.core.checkpoints.find_checkpoints import checkpoint_folder_name
+    from hpc_gpt.core.checkpoints.retention import Retention
 
     steps = range(LONGER_NAME - count // 2, LONGER_NAME + count // 2)
     for step in steps:
@@ -437,7 +437,7 @@ def watch_of_a_hang(folder: Path, ranks: int) -> Callable[[], int]:
     """One look of a watch for hangs: the heartbeats of nodes of 8 ranks, one of which is late, and the verdict."""
     from dataclasses import replace
 
-    from hpc_gpt.core.runs.heartbeats import RankHeartbeat, line_of, read_heartbeats, write_heartbeat
+    from hpc_gpt.core.processes.heartbeats import RankHeartbeat, line_of, read_heartbeats, write_heartbeat
     from hpc_gpt.trainer.supervision.heartbeat import LastHeartbeat, judge_heartbeats
 
     any_rank = RankHeartbeat(

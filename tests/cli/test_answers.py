@@ -22,7 +22,7 @@ VARIES = {r"[\d.,]+ [GT]iB free": "N GiB free", r"done by [\d-]+ [\d:]+ [A-Z]+":
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_it_is_answered_so(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hpc_gpt.core.runs.disk_space.free_gib", lambda _: 57.0)
+    monkeypatch.setattr("hpc_gpt.core.checkpoints.disk_space.free_gib", lambda _: 57.0)
     here, tools = tmp_path / "here", without_slurm(tmp_path) | {"HPC_GPT_DATA": str(tmp_path / "data")}
     here.mkdir()
     places = {str(here): "HERE", str(tmp_path): "ABOVE", sys.executable: "PYTHON", str(REPOSITORY): "REPOSITORY"}

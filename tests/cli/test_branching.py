@@ -4,11 +4,11 @@ import json
 import os
 from pathlib import Path
 
-from hpc_gpt.core.runs.descent import descend
-from hpc_gpt.core.runs.lineage import Parent
+from hpc_gpt.core.checkpoints.lineage import Parent
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.launcher.branching import branch_lines
+from hpc_gpt.launcher.descent import descend
 from hpc_gpt.trainer.tokens.tokenizer import CharTokenizer
 from tests.cli.command import error_of, in_process
 from tests.made_runs import a_run

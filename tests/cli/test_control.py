@@ -14,8 +14,8 @@ import pytest
 
 from hpc_gpt.cli.requests import ask_verb as ask_named
 from hpc_gpt.core.process import process_identity
-from hpc_gpt.core.runs import lock
-from hpc_gpt.core.runs.requests import VERBS, RunRequest, answer, open_requests, write_request
+from hpc_gpt.core.processes import lock
+from hpc_gpt.core.processes.requests import VERBS, RunRequest, answer, open_requests, write_request
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, RunFolder
 from hpc_gpt.launcher.watch.control import ControlRequest, ask_runs, await_answer
 from hpc_gpt.trainer.supervision.signals import Inbox

@@ -42,13 +42,13 @@ def test_with_a_model_no_setting_of_the_default_experiment_leaks():
     ],
 )
 def test_without_a_batch_it_is_the_one_that_plan_takes(arguments, sizes, why, monkeypatch):
-    monkeypatch.setattr("hpc_gpt.core.runs.provenance.ask_gpus", lambda: ([], ""))
+    monkeypatch.setattr("hpc_gpt.core.machine.find_gpus.ask_gpus", lambda: ([], ""))
     done = in_process("render", *arguments)
     batch = resolved_of(done)["batch"]
     assert why in done.stderr.splitlines()[0]
     assert sizes is None or tuple(batch.values()) == sizes
     if "local" in arguments:
-        monkeypatch.setattr("hpc_gpt.core.runs.provenance.ask_gpus", lambda: ([{"name": "NVIDIA H200"}], ""))
+        monkeypatch.setattr("hpc_gpt.core.machine.find_gpus.ask_gpus", lambda: ([{"name": "NVIDIA H200"}], ""))
         assert resolved_of(in_process("render", *arguments))["batch"]["global_batch"] == 1024
 
 

@@ -7,7 +7,7 @@ import pytest
 from hpc_gpt.cli.request import small_options
 from hpc_gpt.core.ends.bad_nodes import listed, note
 from hpc_gpt.core.settings.cluster import load_profile
-from hpc_gpt.core.settings.smoke import fit_small
+from hpc_gpt.launcher.smoke import fit_small
 from tests.cli.command import error_of, hpc_gpt, in_process, without_slurm
 
 

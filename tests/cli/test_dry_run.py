@@ -155,7 +155,7 @@ def test_a_step_that_the_run_does_not_reach_is_said(tmp_path):
 
 
 def test_more_checkpoints_than_room_is_a_warning(monkeypatch):
-    monkeypatch.setattr("hpc_gpt.core.runs.disk_space.free_gib", lambda folder: 0.1)
+    monkeypatch.setattr("hpc_gpt.core.checkpoints.disk_space.free_gib", lambda folder: 0.1)
     asked = ("submit", "demo", "--cluster", "generic-slurm", "--dry-run", "--set", "train.steps=1000")
     every = ("--set", "train.save_every=1")
     done = in_process(*asked, *every, "--script")

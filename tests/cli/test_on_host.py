@@ -146,7 +146,7 @@ def tell(number, frame):
 if "wait" in sys.argv:
     signal.signal(signal.SIGWINCH, tell)
     sys.path.insert(0, {repository!r})
-    from hpc_gpt.core.ssh import watch_connection
+    from hpc_gpt.cli.ssh import watch_connection
     watch_connection()
     try:
         print(json.dumps(said), flush=True)

@@ -7,8 +7,8 @@ import pytest
 
 from hpc_gpt.core.engines import trainers
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.runs.descent import check_same_training
 from hpc_gpt.core.settings.experiment import Engine
+from hpc_gpt.launcher.descent import check_same_training
 from tests.cli.command import in_process, profile_of, without_slurm
 from tests.made_runs import a_run
 

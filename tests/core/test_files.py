@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core import files
+from hpc_gpt.core.checkpoints.find_checkpoints import newest_checkpoint
 from hpc_gpt.core.ends.program_end import PrintedEnd, end_of_program, facts_of
 from hpc_gpt.core.files import aside, json_lines_from_end, read_json_lines, read_start, read_text_end
-from hpc_gpt.core.runs.checkpoints import newest_checkpoint
 from hpc_gpt.core.settings.experiment import Command
 from hpc_gpt.reader.runs import attempt_cause
 from tests.made_runs import add_attempt, make_run

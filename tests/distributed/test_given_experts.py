@@ -17,8 +17,8 @@ from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.weights.config import InitConfig
-from hpc_gpt.core.weights.tensors import write_hf
 from hpc_gpt.trainer.engines import protocol
+from hpc_gpt.trainer.model.folder_tensors import write_hf
 from tests import marked
 from tests.distributed.equality_cases import SEQ, VOCAB, Case, micro_batches, whole_batch, zero
 from tests.distributed.ranks import Task

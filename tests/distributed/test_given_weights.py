@@ -21,8 +21,8 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.weights.config import config_of
 from hpc_gpt.core.weights.folder import POSITIONS
 from hpc_gpt.core.weights.names import parts_of, size_of
-from hpc_gpt.core.weights.tensors import write_hf
 from hpc_gpt.trainer.engines import deepspeed_engine, deepspeed_zero, fsdp
+from hpc_gpt.trainer.model.folder_tensors import write_hf
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.initial_weights import FolderWeights
 from tests import marked

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.errors import UserError
-from hpc_gpt.core.slurm.reasons import reason_text, with_maintenance
 from hpc_gpt.core.slurm.start_check import ask_start, check_reachable, other_scheduler
+from hpc_gpt.launcher.watch.reasons import reason_text, with_maintenance
 from tests.cli.command import in_process
 from tests.launcher.test_render import resolved_demo
 

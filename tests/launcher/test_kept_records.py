@@ -13,7 +13,7 @@ from hpc_gpt.core.errors import SlurmUnreachable
 from hpc_gpt.core.files import read_json_lines
 from hpc_gpt.core.process import process_identity
 from hpc_gpt.core.runs.race import Visit
-from hpc_gpt.core.slurm import executor
+from hpc_gpt.launcher import executor
 from hpc_gpt.launcher.local import queue
 from hpc_gpt.launcher.race.next_visit import Race
 from tests.launcher.test_shell_functions import program

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.core.runs.disk_space import checkpoint_bytes, space_needed_gib
+from hpc_gpt.core.checkpoints.disk_space import checkpoint_bytes, space_needed_gib
 from hpc_gpt.core.settings.resolved import speed_hash
 from hpc_gpt.launcher.past_timings import PastTimings
 from hpc_gpt.reader.runs.timings import measure_run

@@ -9,11 +9,11 @@ import pytest
 from hpc_gpt.core.errors import JobRefused
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import ScriptFacts
-from hpc_gpt.core.slurm import executor as slurm_executor
 from hpc_gpt.core.slurm.clients import Answer
 from hpc_gpt.core.slurm.directives import asks_for_gpus
 from hpc_gpt.core.slurm.environment import leaked_variables, submission_environment
-from hpc_gpt.core.slurm.executor import submit_array, submit_own, submit_to_slurm
+from hpc_gpt.launcher import executor as slurm_executor
+from hpc_gpt.launcher.executor import submit_array, submit_own, submit_to_slurm
 from tests.launcher.test_shell_functions import program
 from tests.made_runs import make_run, unsubmitted_run
 from tests.programs import put

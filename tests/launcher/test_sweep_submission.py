@@ -47,7 +47,7 @@ class Sbatch:
         self.taken: list[tuple[list[str], int | None]] = []
         self.after: list[str | None] = []
         self.count = 0
-        monkeypatch.setattr("hpc_gpt.core.slurm.executor.submit_array", self.array)
+        monkeypatch.setattr("hpc_gpt.launcher.executor.submit_array", self.array)
         monkeypatch.setattr("hpc_gpt.launcher.sweep.start_run", self.single)
         monkeypatch.setattr("hpc_gpt.launcher.sweep.check_start", lambda resolved, script: "")
 

@@ -26,7 +26,6 @@ from typing import Any
 import pytest
 
 from hpc_gpt.core.engines import engine_of, states_of
-from hpc_gpt.core.engines.base.programs import program_states
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
@@ -34,7 +33,7 @@ from hpc_gpt.planner.layer_time import head_s, layer_time
 from hpc_gpt.planner.machine import DEFAULT
 from hpc_gpt.planner.memory import predict_memory
 from hpc_gpt.planner.step_time import StepTime, _StepModel, predict_step
-from tests.core.engines.trainings import LLAMA, SMALL
+from tests.core.engines.trainings import LLAMA, PROGRAMS, SMALL
 from tests.planner.machines import machine_named
 
 PARTS = Path(__file__).with_name("parts.txt")
@@ -52,16 +51,6 @@ LINKS = replace(
 )  # fmt: skip
 EXACT = replace(DEFAULT, node=1.0, network=1.0, reduction=1.0, host_s=1e-15, step_s=1e-15)
 
-PROGRAMS = {
-    "ddp": program_states("ddp", None, "bf16", False),
-    "fsdp": program_states("fsdp", None, "bf16", False),
-    "megatron-fsdp": program_states("fsdp", "gathers ahead", "bf16", False),
-    "megatron": program_states("megatron-lm", None, "bf16", True),
-    "nanotron": program_states("megatron-lm", "two gradients", "bf16", True),
-    "megatron-2021-fp16": program_states("megatron-lm", None, "fp16", False),
-    "deepspeed-fp16": program_states("deepspeed-3d", None, "fp16", False),
-    "bf16-optimizer": program_states("deepspeed-3d", "fp32 sums", "bf16", False),
-}
 THIN = Training(ModelShape(512, 4, 8, vocab=1024, seq=64), flash=True, engine="ddp", micro_batch=2)
 SENT = Training(ModelShape(512, 8, 8, vocab=1024, seq=256), micro_batches=4, flash=True, engine="deepspeed-3d")
 BASES = {

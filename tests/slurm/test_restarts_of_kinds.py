@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.process import start_time
-from hpc_gpt.core.runs.processes import recorded
+from hpc_gpt.core.processes.find_processes import recorded
 from hpc_gpt.core.runs.race import read_visits
 from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.command.mine import experiment, kill, loss_of_loop

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.ends.life import ask_life
-from hpc_gpt.core.runs.lock import holder, job_holder
+from hpc_gpt.core.processes.lock import holder, job_holder
 from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.launcher.attempts.life import ask_life
 from hpc_gpt.launcher.resumption import check_not_live
 from hpc_gpt.launcher.watch.status import read_status
 from tests.slurm.launcher import (

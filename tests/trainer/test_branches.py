@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from hpc_gpt.core.runs.checkpoints import list_complete
+from hpc_gpt.core.checkpoints.find_checkpoints import list_complete
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.launcher.branching import Way, prepare_new_run

@@ -19,7 +19,7 @@ from hpc_gpt.core.weights.classes import architecture_of
 from hpc_gpt.core.weights.config import config_of, init_config_in, read_config
 from hpc_gpt.core.weights.folder import read_folder
 from hpc_gpt.core.weights.names import CHOICE_BIAS, size_of, stored_sizes
-from hpc_gpt.core.weights.tensors import write_hf
+from hpc_gpt.trainer.model.folder_tensors import write_hf
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.initial_weights import FolderWeights
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel, full_name, split_of

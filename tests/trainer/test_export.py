@@ -15,14 +15,14 @@ from hpc_gpt.core.errors import CheckpointError, ConfigError
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.weights import tensors
 from hpc_gpt.core.weights.config import InitConfig, architecture_in, config_of, read_config
 from hpc_gpt.core.weights.names import size_of
-from hpc_gpt.core.weights.tensors import write_hf
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.checkpoints.states import WEIGHT, Held, SavedIndex, SavedStates, Share, put_states
 from hpc_gpt.trainer.engines.protocol import read_weights
 from hpc_gpt.trainer.export import export_hf, main
+from hpc_gpt.trainer.model import folder_tensors as tensors
+from hpc_gpt.trainer.model.folder_tensors import write_hf
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.tensor_parallel import full_name
 from hpc_gpt.trainer.ranks import Peers

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.core.runs.heartbeats import read_heartbeats
+from hpc_gpt.core.processes.heartbeats import read_heartbeats
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import Engine
 from tests.trainer.launch import Launch, lines, new_run, settings

@@ -9,7 +9,7 @@ import torch
 
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.weights.config import InitConfig, read_config
-from hpc_gpt.core.weights.tensors import write_hf
+from hpc_gpt.trainer.model.folder_tensors import write_hf
 from tests.trainer.model.test_gpt import tokens_of
 from tests.trainer.model.test_other_shapes import SHAPES, named, with_large_weights
 

@@ -13,9 +13,9 @@ from typing import Any, cast
 import pytest
 import torch
 
+from hpc_gpt.core.checkpoints.retention import Retention
 from hpc_gpt.core.ends.end_policy import REASONS, SIGNALS, End, end_for
-from hpc_gpt.core.runs.requests import answer_of, write_request
-from hpc_gpt.core.runs.retention import Retention
+from hpc_gpt.core.processes.requests import answer_of, write_request
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.trainer.engines.megatron_lm import MegatronRank

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 import torch
 
+from hpc_gpt.core.processes.slow_ranks import LEAST_PROBES, Probe
 from hpc_gpt.core.runs.run_folder import Attempt
-from hpc_gpt.core.runs.slow_ranks import LEAST_PROBES, Probe
 from hpc_gpt.trainer.measurements import DeviceProbe, write_measured
 from hpc_gpt.trainer.ranks import Ranks
 from hpc_gpt.trainer.supervision.gpus import GpuSums

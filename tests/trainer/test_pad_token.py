@@ -11,12 +11,12 @@ import torch
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.settings.smoke import shrink
 from hpc_gpt.core.settings.stored import experiment_of
 from hpc_gpt.core.tables import toml_lines
 from hpc_gpt.core.weights.config import read_config
 from hpc_gpt.core.weights.folder import read_folder
 from hpc_gpt.core.weights.names import parts_of
+from hpc_gpt.launcher.smoke import shrink
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.initial_weights import FolderWeights
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel

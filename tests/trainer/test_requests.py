@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from hpc_gpt.core.runs.requests import answer_of, open_requests, write_request
+from hpc_gpt.core.processes.requests import answer_of, open_requests, write_request
 from tests.trainer.launch import LOCAL, Launch, lines, new_run, settings
 
 LONG = 1_000_000

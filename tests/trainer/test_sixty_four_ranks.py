@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.network import files_of_first
-from hpc_gpt.core.runs.heartbeats import read_heartbeats
+from hpc_gpt.core.processes.heartbeats import read_heartbeats
 from hpc_gpt.core.settings.experiment import Engine
 from tests.trainer import launch
 from tests.trainer.launch import Launch, lines, new_run, settings

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from hpc_gpt.core.checkpoints.find_checkpoints import command_of, newest_checkpoint
 from hpc_gpt.core.files import read_start
-from hpc_gpt.core.runs.checkpoints import command_of, newest_checkpoint
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_stored, read_stored_lines
 

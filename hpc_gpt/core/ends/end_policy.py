@@ -20,7 +20,7 @@ from hpc_gpt.core.ends.failures import RETRIES, meaning
 from hpc_gpt.core.ends.state import LATE, PUT_BACK, SLURM_RUNS, start_class
 from hpc_gpt.core.files import open_regular
 from hpc_gpt.core.process import host_clock
-from hpc_gpt.core.runs.heartbeats import ran_on_cpu
+from hpc_gpt.core.processes.heartbeats import ran_on_cpu
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.requeue import cannot_continue

@@ -15,8 +15,8 @@ from hpc_gpt.core.ends.failures import LIVE, RETRIES, meaning
 from hpc_gpt.core.ends.state import Facts, State, class_of, slurm_state, state_of
 from hpc_gpt.core.format import clock, some
 from hpc_gpt.core.process import Life, boot_id, life_of, pid_namespace
-from hpc_gpt.core.runs.lock import holder, lock_path, rest_text
-from hpc_gpt.core.runs.processes import run_on
+from hpc_gpt.core.processes.find_processes import run_on
+from hpc_gpt.core.processes.lock import holder, lock_path, rest_text
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder, job_of, local_job
 from hpc_gpt.core.runs.stored import read_stored
 

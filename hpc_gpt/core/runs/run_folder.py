@@ -39,6 +39,7 @@ from hpc_gpt.core.format import plain
 from hpc_gpt.core.process import host_clock
 from hpc_gpt.core.runs.stored import read_last_stored_line, read_stored, read_stored_lines
 from hpc_gpt.core.secrets import hide_secrets
+from hpc_gpt.core.settings.experiment import Command
 from hpc_gpt.core.settings.resolved import Resolved
 
 # Stands for the job id of a run of a sweep that waits for its turn on this machine.
@@ -50,6 +51,8 @@ EXPERIMENT_FILE = "experiment_file"
 EXPERIMENT = "experiment.toml"
 DATA_BESIDE = "data_beside"
 RESUMED_FROM = "resumed_from.json"
+# The folder with the run's copy of the files of command.workdir, if it has a copy.
+WORK = "work"
 # The here-document of job.sh with the text of resolved.json.
 _MARK = "HPC_GPT_RESOLVED"
 _CARRIED = re.compile(rf"<<'{_MARK}'[^\n]*\n(.*?)^{_MARK}$", re.DOTALL | re.MULTILINE)
@@ -86,10 +89,10 @@ class Attempt:
     preflight = AttemptPath("preflight.json")  # the figures and the verdict of its preflight
     measured = AttemptPath("measured.json")  # what our trainer's ranks measured, written after ended.json
     ranks = AttemptPath("ranks")
-    processes = AttemptPath("processes.json")  # those of the attempt on this machine; see `core.runs.processes`
+    processes = AttemptPath("processes.json")  # of the attempt on this machine; see `core.processes.find_processes`
     resume = AttemptPath("resume.json")  # the checkpoint that a script gets at its start: `path`, "" for none, `step`
-    asked = AttemptPath("asked")  # the requests to the attempt; see `core.runs.requests`
-    heartbeats = AttemptPath("beats")  # the heartbeats of each rank; see `core.runs.heartbeats`
+    asked = AttemptPath("asked")  # the requests to the attempt; see `core.processes.requests`
+    heartbeats = AttemptPath("beats")  # the heartbeats of each rank; see `core.processes.heartbeats`
     stacks = AttemptPath("stacks")  # the stacks of each rank's threads in a hang, `<rank>.txt`
     notified = AttemptPath("notified")  # a file for each event that the user's command got; see `attempts.notify`
     elsewhere = AttemptPath("elsewhere")  # a link to each file to which a job script sends its programs' output
@@ -166,7 +169,7 @@ class Attempt:
 
     def verdict(self) -> dict[str, Any]:
         """next.json: whether the run is retried after the attempt, when, without which nodes, and why
-        (`core.ends.judge`); empty if the attempt is not judged."""
+        (`launcher.attempts.judge`); empty if the attempt is not judged."""
         return read_stored(self.folder / "next.json")
 
     def requeue_refused(self) -> str:
@@ -584,3 +587,8 @@ def jobs_of(run: RunFolder) -> list[str]:
 def _job_notes(run: RunFolder) -> list[dict[str, Any]]:
     notes = (*run.submissions(), *(attempt.started() for attempt in run.attempts()))
     return [note for note in notes if note.get("job_id")]
+
+
+def work_folder(run: RunFolder, command: Command) -> Path:
+    """The folder in which the program of the run works."""
+    return run.path / WORK if command.snapshot else Path(command.workdir)

@@ -27,8 +27,7 @@ from pathlib import Path
 from hpc_gpt.core.errors import ConfigError, OsErrorAs, RunFolderError
 from hpc_gpt.core.files import aside, logs_folder, read_bytes, read_start
 from hpc_gpt.core.format import and_more, counted, show_bytes
-from hpc_gpt.core.runs.checkpoints import WORK
-from hpc_gpt.core.runs.run_folder import SharedFile
+from hpc_gpt.core.runs.run_folder import WORK, SharedFile
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.secrets import is_credential_file
 from hpc_gpt.core.settings.experiment import Command

@@ -1,11 +1,11 @@
-"""The end of the steps of a job that are left (`core.runs.job_steps`)."""
+"""The end of the steps of a job that are left (`core.processes.job_steps`)."""
 
 import contextlib
 import time
 from collections.abc import Iterable
 
 from hpc_gpt.core.errors import UserError
-from hpc_gpt.core.runs.job_steps import Step, left_steps
+from hpc_gpt.core.processes.job_steps import Step, left_steps
 from hpc_gpt.core.slurm.clients import ask
 
 _POLL_S = 0.5

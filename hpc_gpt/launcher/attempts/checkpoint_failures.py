@@ -6,11 +6,11 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from hpc_gpt.core.checkpoints.find_checkpoints import checkpoint_for_start, command_of, unwhole_checkpoints
 from hpc_gpt.core.ends.began_again import RESUME_LINES
 from hpc_gpt.core.ends.end_policy import End
 from hpc_gpt.core.ends.state import DAMAGED_CHECKPOINT
-from hpc_gpt.core.runs.checkpoints import checkpoint_for_start, command_of, unwhole_checkpoints, work_folder
-from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, work_folder
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.experiment import Command
 

@@ -13,29 +13,29 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from typing import Any
 
+from hpc_gpt.core.checkpoints.disk_space import free_space_text, is_full
+from hpc_gpt.core.checkpoints.find_checkpoints import checkpoint_note, command_of, newest_checkpoint
 from hpc_gpt.core.ends import bad_nodes
 from hpc_gpt.core.ends.began_again import describe_begin_again
 from hpc_gpt.core.ends.end_policy import End, class_of_sigterm
 from hpc_gpt.core.ends.exit_status import explain_srun, is_lost_peer, read_exit_status
 from hpc_gpt.core.ends.failures import UNSPECIFIC, meaning
-from hpc_gpt.core.ends.history import newest_saved, read_history
-from hpc_gpt.core.ends.judge import Rules, Verdict, budget_left, gpu_hours, judge
 from hpc_gpt.core.ends.run_state import read_end
 from hpc_gpt.core.ends.state import PUT_BACK, class_of, is_after_exit_0
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import replace_whole, write_once
-from hpc_gpt.core.runs import lock
-from hpc_gpt.core.runs.checkpoints import checkpoint_note, command_of, newest_checkpoint, work_folder
-from hpc_gpt.core.runs.disk_space import free_space_text, is_full
-from hpc_gpt.core.runs.heartbeats import gpus_of, pack_heartbeats
-from hpc_gpt.core.runs.requests import is_asked
-from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.processes import lock
+from hpc_gpt.core.processes.heartbeats import gpus_of, pack_heartbeats
+from hpc_gpt.core.processes.requests import is_asked
+from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, work_folder
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.directives import restarts_in_job
 from hpc_gpt.core.slurm.environment import ALLOCATION
 from hpc_gpt.core.slurm.requeue import cannot_continue
 from hpc_gpt.launcher.attempts.checkpoint_failures import with_checkpoint_failure
 from hpc_gpt.launcher.attempts.draft import Draft, ShownJob
+from hpc_gpt.launcher.attempts.history import newest_saved, read_history
+from hpc_gpt.launcher.attempts.judge import Rules, Verdict, budget_left, gpu_hours, judge
 from hpc_gpt.launcher.attempts.restart import why_not_in_job
 from hpc_gpt.reader.runs.attempt_cause import read_cause
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hpc_gpt.core.ends.end_policy import End
-from hpc_gpt.core.ends.judge import EndedAttempt, Verdict
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.launcher.attempts.judge import EndedAttempt, Verdict
 
 
 class ShownJob(NamedTuple):

@@ -23,9 +23,6 @@ from pathlib import Path
 
 from hpc_gpt.core.ends.end_policy import End, end_by_accounting
 from hpc_gpt.core.ends.failures import GOOD
-from hpc_gpt.core.ends.history import read_history
-from hpc_gpt.core.ends.judge import EndedAttempt, Verdict, budget_left
-from hpc_gpt.core.ends.life import SlurmStates, life_of_holder
 from hpc_gpt.core.ends.program_end import at_limit
 from hpc_gpt.core.ends.run_state import submitted_after
 from hpc_gpt.core.ends.state import slurm_has_ranks, slurm_is_leaving, slurm_state
@@ -33,8 +30,8 @@ from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.format import class_and_cause
 from hpc_gpt.core.network import check_open_files, free_port
 from hpc_gpt.core.process import Life
-from hpc_gpt.core.runs import lock
-from hpc_gpt.core.runs.heartbeats import gpus_of
+from hpc_gpt.core.processes import lock
+from hpc_gpt.core.processes.heartbeats import gpus_of
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
@@ -53,6 +50,9 @@ from hpc_gpt.launcher.attempts.decisions import (
     write_verdict,
 )
 from hpc_gpt.launcher.attempts.draft import Draft, ShownJob
+from hpc_gpt.launcher.attempts.history import read_history
+from hpc_gpt.launcher.attempts.judge import EndedAttempt, Verdict, budget_left
+from hpc_gpt.launcher.attempts.life import SlurmStates, life_of_holder
 
 # The script asks _ASKS times, every 3 s. Another start may have made its folder but not yet its attempt.json: after
 # _JUST_MADE times it counts as lost. (The age of the folder is not known, as the clocks of two machines differ.)

@@ -27,24 +27,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.core.checkpoints.find_checkpoints import checkpoints_of
 from hpc_gpt.core.ends.began_again import describe_begin_again
 from hpc_gpt.core.ends.exit_status import exit_code_text
 from hpc_gpt.core.ends.failures import RETRIES
-from hpc_gpt.core.ends.history import read_history
-from hpc_gpt.core.ends.judge import gpu_hours
 from hpc_gpt.core.ends.run_state import GONE, cause_of_attempt, is_lost_here, read_end
 from hpc_gpt.core.ends.state import class_of
 from hpc_gpt.core.format import cut, plain
-from hpc_gpt.core.runs.checkpoints import checkpoints_of
-from hpc_gpt.core.runs.heartbeats import gpus_of, read_heartbeats
+from hpc_gpt.core.processes.heartbeats import gpus_of, read_heartbeats
+from hpc_gpt.core.processes.slow_ranks import SlowRank, slow_ranks, window_s
 from hpc_gpt.core.runs.record import finite
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.core.runs.slow_ranks import SlowRank, slow_ranks, window_s
 from hpc_gpt.core.runs.stored import read_stored_lines
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.environment import without_our_code
+from hpc_gpt.launcher.attempts.history import read_history
+from hpc_gpt.launcher.attempts.judge import gpu_hours
 
 # The pause before the next start must exceed the command's time limit by so much: a job that is back in the queue does
 # not start before its script has ended.

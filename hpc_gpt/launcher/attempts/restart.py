@@ -22,8 +22,8 @@ from hpc_gpt.core.slurm.environment import PIPE
 from hpc_gpt.core.slurm.requeue import restart_need
 
 if TYPE_CHECKING:
-    from hpc_gpt.core.ends.judge import EndedAttempt
     from hpc_gpt.launcher.attempts.draft import Draft
+    from hpc_gpt.launcher.attempts.judge import EndedAttempt
 
 # Seconds that a job may idle in pauses before restarts, all together; a longer pause is spent in the queue.
 PAUSES_S = 300
@@ -84,7 +84,7 @@ def _lacks_nodes(attempt: Attempt, resolved: Resolved, end: End, exclude: Collec
 
 
 def _without_progress(past: Sequence[EndedAttempt]) -> str:
-    from hpc_gpt.core.ends.judge import without_progress
+    from hpc_gpt.launcher.attempts.judge import without_progress
 
     idle = sum(earlier.start is not None and earlier.start == past[-1].start for earlier in without_progress(past))
     return f"{idle} attempts in a row left no newer checkpoint on these nodes" if idle >= _MOST_IDLE else ""

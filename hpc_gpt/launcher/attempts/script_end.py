@@ -26,7 +26,7 @@ from hpc_gpt.core.ends.failures import UNSPECIFIC, meaning
 from hpc_gpt.core.ends.program_end import end_of_program, facts_of, read_said
 from hpc_gpt.core.ends.state import EXIT_0_BUT, NAN_SINCE, OWN_SIGNAL, SLURM_RUNS
 from hpc_gpt.core.files import read_json
-from hpc_gpt.core.runs.processes import end_processes
+from hpc_gpt.core.processes.find_processes import end_processes
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.environment import own_job

@@ -25,11 +25,11 @@ from hpc_gpt.core.ends.end_policy import end_by_script, exit_code, first_failure
 from hpc_gpt.core.ends.failures import GOOD, LONGEST_PAUSE_S
 from hpc_gpt.core.ends.program_end import at_limit
 from hpc_gpt.core.errors import ConfigError, UserError
-from hpc_gpt.core.runs import lock
-from hpc_gpt.core.runs.heartbeats import read_heartbeats
-from hpc_gpt.core.runs.processes import end_run_on
+from hpc_gpt.core.processes import lock
+from hpc_gpt.core.processes.find_processes import end_run_on
+from hpc_gpt.core.processes.heartbeats import read_heartbeats
+from hpc_gpt.core.processes.slow_ranks import slow_ranks
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.core.runs.slow_ranks import slow_ranks
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.slurm.hosts import expand_hosts

@@ -23,8 +23,8 @@ from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError, SlurmUnreachable, UserError
 from hpc_gpt.core.files import data_dir, logs_folder, state_dir, write_once
 from hpc_gpt.core.format import counted
+from hpc_gpt.core.machine.find_gpus import ask_gpus, has_gpus
 from hpc_gpt.core.network import GLOO, HSN, NCCL, check_open_files, describe_interfaces
-from hpc_gpt.core.runs.provenance import ask_gpus, has_gpus
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.devices import DEVICES

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from hpc_gpt.core.errors import ConfigError, JobRefused, SlurmUnreachable, UserError
 from hpc_gpt.core.format import counted, plain
+from hpc_gpt.core.processes.heartbeats import read_heartbeats
+from hpc_gpt.core.processes.slow_ranks import slow_ranks
 from hpc_gpt.core.runs.find_runs import list_runs
-from hpc_gpt.core.runs.heartbeats import read_heartbeats
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.runs.slow_ranks import slow_ranks
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.devices import DEVICES
 from hpc_gpt.core.settings.experiment import limit_s

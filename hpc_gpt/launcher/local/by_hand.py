@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hpc_gpt.core.ends.run_state import done_by
 from hpc_gpt.core.errors import UserError
-from hpc_gpt.core.runs import lock
+from hpc_gpt.core.processes import lock
 from hpc_gpt.core.runs.run_folder import RunFolder
 
 

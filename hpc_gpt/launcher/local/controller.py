@@ -25,15 +25,14 @@ from submitit.local.local import Controller
 from hpc_gpt.core.ends.end_policy import SIGNALS, TERMINATED, End
 from hpc_gpt.core.ends.exit_status import ExitStatus
 from hpc_gpt.core.ends.failures import UNSPECIFIC, meaning
-from hpc_gpt.core.ends.history import read_history
-from hpc_gpt.core.ends.judge import Verdict
 from hpc_gpt.core.ends.state import Facts, class_of
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import read_json, replace_whole
 from hpc_gpt.core.process import adopt_orphans, die_with_parent, process_identity
-from hpc_gpt.core.runs import lock, processes
-from hpc_gpt.core.runs.heartbeats import gpus_of, pack_heartbeats
-from hpc_gpt.core.runs.requests import is_asked
+from hpc_gpt.core.processes import find_processes as processes
+from hpc_gpt.core.processes import lock
+from hpc_gpt.core.processes.heartbeats import gpus_of, pack_heartbeats
+from hpc_gpt.core.processes.requests import is_asked
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
@@ -49,6 +48,8 @@ from hpc_gpt.launcher.attempts.decisions import (
     write_verdict,
 )
 from hpc_gpt.launcher.attempts.draft import Draft, ShownJob
+from hpc_gpt.launcher.attempts.history import read_history
+from hpc_gpt.launcher.attempts.judge import Verdict
 from hpc_gpt.launcher.attempts.notify import send_events
 
 _RACE_SUPERVISOR = "hpc_gpt.launcher.race.race_here"  # supervises a race, and starts its visits

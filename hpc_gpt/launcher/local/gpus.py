@@ -19,9 +19,9 @@ from pathlib import Path
 
 from hpc_gpt.core.errors import JobRefused, OsErrorAs, RunFolderError
 from hpc_gpt.core.files import state_dir
-from hpc_gpt.core.runs.amd_gpus import hip_variable
-from hpc_gpt.core.runs.processes import GPU_LOCKS, run_on
-from hpc_gpt.core.runs.provenance import ask_gpus
+from hpc_gpt.core.machine.amd_gpus import hip_variable
+from hpc_gpt.core.machine.find_gpus import ask_gpus
+from hpc_gpt.core.processes.find_processes import GPU_LOCKS, run_on
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.resolved import Resolved
 

@@ -20,18 +20,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hpc_gpt.core.ends.history import read_history
-from hpc_gpt.core.ends.judge import budget_left
 from hpc_gpt.core.errors import JobRefused, OsErrorAs, RunFolderError, UserError
 from hpc_gpt.core.files import hint_on, replace_whole, write_once
 from hpc_gpt.core.process import host_clock, interrupts_wait, process_identity
-from hpc_gpt.core.runs import lock
+from hpc_gpt.core.processes import lock
+from hpc_gpt.core.processes.heartbeats import gpus_of
 from hpc_gpt.core.runs.full_disk import is_disk_full, once_there_is_space
-from hpc_gpt.core.runs.heartbeats import gpus_of
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, local_job
 from hpc_gpt.core.runs.snapshot import code_environment, ready_code
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.environment import GIVEN, as_given, given_environment, job_python, submission_environment
+from hpc_gpt.launcher.attempts.history import read_history
+from hpc_gpt.launcher.attempts.judge import budget_left
 from hpc_gpt.launcher.local import gpus
 from hpc_gpt.launcher.local.controller import judge_and_note, run_attempt, wait_for_retry
 

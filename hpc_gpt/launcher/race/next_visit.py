@@ -25,9 +25,9 @@ from hpc_gpt.core.ends.end_policy import End, asks_to_requeue, end_by_script, ex
 from hpc_gpt.core.ends.failures import GOOD, OUT_OF_MEMORY, meaning
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.files import replace_whole, write_once
+from hpc_gpt.core.processes.requests import answer, open_requests
 from hpc_gpt.core.runs.race import RaceRow, Visit, make_visit, measured, note_visit, read_rows, read_visits
 from hpc_gpt.core.runs.record import Record, finite
-from hpc_gpt.core.runs.requests import answer, open_requests
 from hpc_gpt.core.runs.run_folder import PREDICTED, Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.sized import Sized, runs_program

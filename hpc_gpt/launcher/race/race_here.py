@@ -7,7 +7,7 @@ import time
 from types import FrameType
 
 from hpc_gpt.core.ends.end_policy import End
-from hpc_gpt.core.runs import lock
+from hpc_gpt.core.processes import lock
 from hpc_gpt.core.runs.race import Visit
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.settings.experiment import limit_s

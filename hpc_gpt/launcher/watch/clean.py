@@ -4,7 +4,7 @@ submission was refused, it never began, or it failed before its first step and i
 Records, logs and scripts of another run are never removed, nor is data. Nothing is removed from a run that
 trains or waits; a run whose state is not known may train. The run's lock keeps a resumption and a removal apart while
 checkpoints are renamed: a renamed folder is not a checkpoint any more, and is deleted after that
-(`core.runs.retention`). A submission that resumes notes itself as a reader before it looks.
+(`core.checkpoints.retention`). A submission that resumes notes itself as a reader before it looks.
 """
 
 import contextlib
@@ -17,13 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.ends.failures import LIVE, meaning
-from hpc_gpt.core.ends.life import ask_life
-from hpc_gpt.core.errors import RunFolderError, UserError
-from hpc_gpt.core.files import logs_folder, read_text, user_name
-from hpc_gpt.core.format import show_duration, some
-from hpc_gpt.core.runs.branches import is_read, waits_for_parent
-from hpc_gpt.core.runs.checkpoints import (
+from hpc_gpt.core.checkpoints.branches import is_read, waits_for_parent
+from hpc_gpt.core.checkpoints.disk_space import bytes_in
+from hpc_gpt.core.checkpoints.find_checkpoints import (
     DAMAGED,
     DELETING,
     MEGATRON,
@@ -34,14 +30,18 @@ from hpc_gpt.core.runs.checkpoints import (
     list_complete,
     step_in,
 )
-from hpc_gpt.core.runs.disk_space import bytes_in
+from hpc_gpt.core.checkpoints.lineage import MOST_READ_BYTES, checkpoint_sources
+from hpc_gpt.core.checkpoints.retention import Removal, Retention, rename_to_delete
+from hpc_gpt.core.ends.failures import LIVE, meaning
+from hpc_gpt.core.errors import RunFolderError, UserError
+from hpc_gpt.core.files import logs_folder, read_text, user_name
+from hpc_gpt.core.format import show_duration, some
+from hpc_gpt.core.processes.lock import RunLocked, lock_path, locked
 from hpc_gpt.core.runs.find_runs import list_runs
-from hpc_gpt.core.runs.lineage import MOST_READ_BYTES, checkpoint_sources
-from hpc_gpt.core.runs.lock import RunLocked, lock_path, locked
 from hpc_gpt.core.runs.race import is_race, measured, read_visits
-from hpc_gpt.core.runs.retention import Removal, Retention, rename_to_delete
 from hpc_gpt.core.runs.run_folder import RESUMED_FROM, RunFolder
 from hpc_gpt.core.runs.work_archive import has_own_files
+from hpc_gpt.launcher.attempts.life import ask_life
 from hpc_gpt.launcher.watch.status import NO_ANSWER, RunStatus, ask_status
 
 # Seconds between two reports of a long removal.

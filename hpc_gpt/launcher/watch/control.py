@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any
 
+from hpc_gpt.core.checkpoints.find_checkpoints import newest_step
 from hpc_gpt.core.ends.failures import GOOD, LIVE, STARTED
 from hpc_gpt.core.ends.run_state import mark_of, moved_from, newest_chain, newest_submission
 from hpc_gpt.core.engines import engine_named
@@ -22,11 +23,10 @@ from hpc_gpt.core.errors import JobFailed, JobRefused, OsErrorAs, RunFolderError
 from hpc_gpt.core.files import hint_on, read_json, user_name
 from hpc_gpt.core.gone import refuse_gone
 from hpc_gpt.core.process import Life, send, send_to
-from hpc_gpt.core.runs.checkpoints import newest_step
+from hpc_gpt.core.processes.find_processes import end_run_on
+from hpc_gpt.core.processes.lock import holder, lock_path
+from hpc_gpt.core.processes.requests import RunRequest, answer_of, write_request
 from hpc_gpt.core.runs.find_runs import name_here, removed_runs
-from hpc_gpt.core.runs.lock import holder, lock_path
-from hpc_gpt.core.runs.processes import end_run_on
-from hpc_gpt.core.runs.requests import RunRequest, answer_of, write_request
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder, jobs_of
 from hpc_gpt.core.settings.sized import does
 from hpc_gpt.core.slurm.clients import KILL_WAIT_S, cancel_job, scancel_command

@@ -12,10 +12,10 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hpc_gpt.core.checkpoints.find_checkpoints import begun_note, unwhole_note
+from hpc_gpt.core.checkpoints.shared_checkpoints import foreign_start_note
 from hpc_gpt.core.ends.began_again import describe_begin_again
 from hpc_gpt.core.ends.failures import LIVE, STARTED, UNSPECIFIC
-from hpc_gpt.core.ends.history import read_history
-from hpc_gpt.core.ends.judge import gpu_hours
 from hpc_gpt.core.ends.program_end import AT_ONCE
 from hpc_gpt.core.ends.run_state import (
     ENDED_BEFORE,
@@ -40,14 +40,12 @@ from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.core.files import within_time
 from hpc_gpt.core.format import clock, show_duration
 from hpc_gpt.core.process import no_collections
-from hpc_gpt.core.runs.checkpoints import begun_note, unwhole_note
-from hpc_gpt.core.runs.heartbeats import gpus_of, read_heartbeats
-from hpc_gpt.core.runs.lock import lock_path
+from hpc_gpt.core.processes.heartbeats import gpus_of, read_heartbeats
+from hpc_gpt.core.processes.lock import lock_path
+from hpc_gpt.core.processes.slow_ranks import slow_ranks
 from hpc_gpt.core.runs.race import measured, read_visits
 from hpc_gpt.core.runs.record import finite
 from hpc_gpt.core.runs.run_folder import RESUMED_FROM, Attempt, CachedRun, RunFolder, job_ids
-from hpc_gpt.core.runs.shared_checkpoints import foreign_start_note
-from hpc_gpt.core.runs.slow_ranks import slow_ranks
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import shown_layout
@@ -67,8 +65,10 @@ from hpc_gpt.core.slurm.clients import (
     squeue,
 )
 from hpc_gpt.core.slurm.environment import PATIENCE
-from hpc_gpt.core.slurm.reasons import NEVER, reason_text, with_maintenance
 from hpc_gpt.core.slurm.requeue import is_not_requeued
+from hpc_gpt.launcher.attempts.history import read_history
+from hpc_gpt.launcher.attempts.judge import gpu_hours
+from hpc_gpt.launcher.watch.reasons import NEVER, reason_text, with_maintenance
 
 if TYPE_CHECKING:
     from hpc_gpt.report.why import Why

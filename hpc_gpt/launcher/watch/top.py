@@ -10,17 +10,17 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from hpc_gpt.core.checkpoints.disk_space import free_gib, space_needed_gib
+from hpc_gpt.core.checkpoints.find_checkpoints import list_complete
 from hpc_gpt.core.columns import Column, column, grid
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.files import open_regular
 from hpc_gpt.core.format import NOTHING, clock, counted, plain, show_bytes, show_duration, show_short
 from hpc_gpt.core.formulas import GIB
-from hpc_gpt.core.runs.checkpoints import list_complete
-from hpc_gpt.core.runs.disk_space import free_gib, space_needed_gib
-from hpc_gpt.core.runs.heartbeats import RankHeartbeat, read_heartbeats, silent_after_s
+from hpc_gpt.core.processes.heartbeats import RankHeartbeat, read_heartbeats, silent_after_s
+from hpc_gpt.core.processes.slow_ranks import slow_ranks
 from hpc_gpt.core.runs.record import MIXTURE_FIGURES, show_named
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
-from hpc_gpt.core.runs.slow_ranks import slow_ranks
 from hpc_gpt.core.settings.experiment import limit_s
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.sized import runs_program

@@ -8,7 +8,7 @@ import numpy as np
 
 from hpc_gpt.core.ends.failures import CLASSES
 from hpc_gpt.core.engines import engine_named
-from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_time, gpus_of, idle_s, ran_on_cpu
+from hpc_gpt.core.processes.heartbeats import end_time_of, gpu_time, gpus_of, idle_s, ran_on_cpu
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.reader.lines.steps import Mask, StepColumn, StepTable

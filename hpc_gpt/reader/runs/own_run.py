@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from hpc_gpt.core import output
+from hpc_gpt.core.checkpoints.find_checkpoints import begun_note, checkpoint_note
+from hpc_gpt.core.checkpoints.shared_checkpoints import foreign_start_note
 from hpc_gpt.core.ends.began_again import RESUME_LINES, describe_begin_again
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.ends.run_state import (
@@ -26,12 +28,10 @@ from hpc_gpt.core.ends.run_state import (
 from hpc_gpt.core.ends.state import class_of
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.format import counted
-from hpc_gpt.core.runs.checkpoints import begun_note, checkpoint_note
-from hpc_gpt.core.runs.heartbeats import end_time_of, gpu_time, idle_s, read_heartbeats
+from hpc_gpt.core.processes.heartbeats import end_time_of, gpu_time, idle_s, read_heartbeats
+from hpc_gpt.core.processes.slow_ranks import SLOW_RANK, slow_ranks
 from hpc_gpt.core.runs.record import ON_CPU, RECORD_KEYS, Record
 from hpc_gpt.core.runs.run_folder import PREDICTED, RESUMED_FROM, Attempt, CachedRun, RunFolder, job_ids
-from hpc_gpt.core.runs.shared_checkpoints import foreign_start_note
-from hpc_gpt.core.runs.slow_ranks import SLOW_RANK, slow_ranks
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.secrets import hide_secrets, without_secrets
 from hpc_gpt.core.settings.devices import device_named

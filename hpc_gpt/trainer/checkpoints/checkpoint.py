@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.errors import CheckpointError
-from hpc_gpt.core.format import show_bytes
-from hpc_gpt.core.runs.checkpoints import (
+from hpc_gpt.core.checkpoints.find_checkpoints import (
     SCHEMA,
     WRITING,
     CheckpointFault,
@@ -23,8 +21,10 @@ from hpc_gpt.core.runs.checkpoints import (
     read_marker,
     set_aside,
 )
+from hpc_gpt.core.checkpoints.retention import Removal, Retention, describe_removed
+from hpc_gpt.core.errors import CheckpointError
+from hpc_gpt.core.format import show_bytes
 from hpc_gpt.core.runs.full_disk import Refusal, disk_refusal, find_disk_space
-from hpc_gpt.core.runs.retention import Removal, Retention, describe_removed
 from hpc_gpt.trainer.checkpoints.folders import REMOVE_IT
 from hpc_gpt.trainer.checkpoints.rank_files import HostCopies, RankFiles, lacks_memory
 from hpc_gpt.trainer.checkpoints.save import Save, SaveOutcome

@@ -1,6 +1,6 @@
 """The folders of checkpoints on the disk: their names and completion, and the reading of their files.
 
-`hpc_gpt.core.runs.checkpoints` decides whether a checkpoint is sound, `hpc_gpt.core.runs.retention` which ones stay.
+`core.checkpoints.find_checkpoints` decides whether a checkpoint is sound, `core.checkpoints.retention` which ones stay.
 
     checkpoints/.writing-step-00000020/    being written; not to be read
     checkpoints/step-00000020/             complete: what the engine wrote, and complete.json, written last
@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hpc_gpt.core.checkpoints.find_checkpoints import COMPLETE, set_aside
 from hpc_gpt.core.errors import CheckpointError, read_hint
 from hpc_gpt.core.files import json_in, sync
-from hpc_gpt.core.runs.checkpoints import COMPLETE, set_aside
 
 # Hints for a checkpoint that cannot be loaded, or would be so if it was saved.
 REMOVE_IT = "remove the checkpoint: then the one before it is used"

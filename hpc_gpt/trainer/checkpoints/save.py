@@ -16,9 +16,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.runs.checkpoints import WRITING, checkpoint_folder_name
+from hpc_gpt.core.checkpoints.find_checkpoints import WRITING, checkpoint_folder_name
+from hpc_gpt.core.checkpoints.retention import Removal
 from hpc_gpt.core.runs.full_disk import Refusal, disk_refusal
-from hpc_gpt.core.runs.retention import Removal
 from hpc_gpt.trainer.checkpoints.folders import Sums, complete
 from hpc_gpt.trainer.checkpoints.rank_files import RankFiles
 from hpc_gpt.trainer.ranks import Peers

@@ -14,6 +14,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from hpc_gpt.core.checkpoints.disk_space import free_space_text
+from hpc_gpt.core.checkpoints.find_checkpoints import checkpoint_note, newest_checkpoint
 from hpc_gpt.core.ends.end_policy import End, is_cancelled
 from hpc_gpt.core.ends.exit_status import exit_code_text
 from hpc_gpt.core.ends.failures import UNSPECIFIC
@@ -22,11 +24,9 @@ from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.files import json_in, write_once
 from hpc_gpt.core.format import and_more
 from hpc_gpt.core.process import die_with_parent, send
-from hpc_gpt.core.runs.checkpoints import WORK, checkpoint_note, newest_checkpoint, work_folder
-from hpc_gpt.core.runs.disk_space import free_space_text
 from hpc_gpt.core.runs.full_disk import reserve
 from hpc_gpt.core.runs.provenance import complete_run
-from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
+from hpc_gpt.core.runs.run_folder import WORK, Attempt, RunFolder, work_folder
 from hpc_gpt.core.runs.work_archive import WORK_ARCHIVE, changed_since, link_work, take_work, unpack_work
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.experiment import limit_s

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.weights.folder import WeightsFolder
-from hpc_gpt.core.weights.tensors import SliceReader
+from hpc_gpt.trainer.model.folder_tensors import SliceReader
 
 STD = 0.02  # GPT-2's standard deviation of initial weights
 # The numbers of a parameter that are copied into its place at once, 4 MiB in fp32.

@@ -26,8 +26,8 @@ from hpc_gpt.core.ends.end_policy import shown_as
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.network import LOWEST_PORT, free_port
 from hpc_gpt.core.process import all_pids, stat_of
-from hpc_gpt.core.runs.job_steps import Step, left_steps
-from hpc_gpt.core.runs.processes import end_left_in_job, jobs_of_user
+from hpc_gpt.core.processes.find_processes import end_left_in_job, jobs_of_user
+from hpc_gpt.core.processes.job_steps import Step, left_steps
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import ask
 from hpc_gpt.core.slurm.directives import hides_gpus

@@ -23,12 +23,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
+from hpc_gpt.core.checkpoints.disk_space import space_needed_gib
 from hpc_gpt.core.columns import Grid
 from hpc_gpt.core.ends import bad_nodes
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import write_once
 from hpc_gpt.core.format import NOTHING, counted, plain
-from hpc_gpt.core.runs.disk_space import space_needed_gib
 from hpc_gpt.core.runs.record import finite
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.secrets import without_secrets

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from hpc_gpt.core.files import json_object
 from hpc_gpt.core.format import counted, show_bytes
 from hpc_gpt.core.process import seconds_given
-from hpc_gpt.core.runs.heartbeats import SLOW, median_of_others
+from hpc_gpt.core.processes.heartbeats import SLOW, median_of_others
 
 # A variable of a rank's environment: the command whose JSON replaces figures.
 COMMAND = "HPC_GPT_PROBE_COMMAND"

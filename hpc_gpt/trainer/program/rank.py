@@ -36,11 +36,11 @@ from hpc_gpt.core.ends.program_end import PrintedEnd, ProgramFacts, end_of_progr
 from hpc_gpt.core.ends.state import EXIT_0_BUT
 from hpc_gpt.core.errors import RunFolderError, UserError, fault_words
 from hpc_gpt.core.files import json_object, read_json, write_once
+from hpc_gpt.core.machine.find_gpus import ask_gpus
 from hpc_gpt.core.network import GLOO, MEETING_S, held_port, use_interface
 from hpc_gpt.core.process import adopt_orphans, stat_of
+from hpc_gpt.core.processes.find_processes import GPU_LOCKS, Tree, end_processes, gpu_locks, record_of, task_variables
 from hpc_gpt.core.runs.full_disk import release_reserve
-from hpc_gpt.core.runs.processes import GPU_LOCKS, Tree, end_processes, gpu_locks, record_of, task_variables
-from hpc_gpt.core.runs.provenance import ask_gpus
 from hpc_gpt.core.runs.race import RACE
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.secrets import hide_values

@@ -24,18 +24,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hpc_gpt.core.checkpoints.find_checkpoints import newest_checkpoint
 from hpc_gpt.core.ends.end_policy import End, first_reason, limits_reached
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.ends.program_end import PrintedEnd, has_last_line, write_said
 from hpc_gpt.core.ends.state import slurm_state
 from hpc_gpt.core.errors import RunFolderError, SlurmUnreachable, UserError
 from hpc_gpt.core.files import write_once
+from hpc_gpt.core.machine.find_gpus import list_gpus
 from hpc_gpt.core.process import ProcessTable, is_alive, name_of, send, start_time
-from hpc_gpt.core.runs.checkpoints import newest_checkpoint
+from hpc_gpt.core.processes.find_processes import Tree
+from hpc_gpt.core.processes.job_steps import StartedSteps
 from hpc_gpt.core.runs.full_disk import release_reserve, reserve
-from hpc_gpt.core.runs.job_steps import StartedSteps
-from hpc_gpt.core.runs.processes import Tree
-from hpc_gpt.core.runs.provenance import complete_run, list_gpus
+from hpc_gpt.core.runs.provenance import complete_run
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_stored_lines
 from hpc_gpt.core.settings.sized import params

@@ -27,11 +27,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from hpc_gpt.core.checkpoints.find_checkpoints import own_checkpoints
 from hpc_gpt.core.format import show_duration
+from hpc_gpt.core.machine.gpu_figures import GpuFigures
 from hpc_gpt.core.process import name_of
-from hpc_gpt.core.runs.checkpoints import own_checkpoints
-from hpc_gpt.core.runs.heartbeats import GpuFigures
-from hpc_gpt.core.runs.processes import Tree
+from hpc_gpt.core.processes.find_processes import Tree
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.experiment import Command
 from hpc_gpt.core.slurm.directives import options_of

@@ -53,7 +53,10 @@ def _resume_variables(run: str, attempt: str) -> dict[str, str]:
     not known."""
     if not (_tables(f"{run}/resolved.json").get("command") or {}).get("checkpoints"):
         return {}
-    from hpc_gpt.core.runs.checkpoints import checkpoint_for_start, command_of  # loads more than other starts need
+    from hpc_gpt.core.checkpoints.find_checkpoints import (  # loads more than other starts need
+        checkpoint_for_start,
+        command_of,
+    )
     from hpc_gpt.core.runs.run_folder import RunFolder
 
     folder = RunFolder(Path(run))

@@ -17,8 +17,8 @@ from functools import partial
 from typing import NamedTuple
 
 from hpc_gpt.core.formulas import GIB
-from hpc_gpt.core.runs.amd_gpus import ClockedFigures, read_device, shown_devices
-from hpc_gpt.core.runs.heartbeats import GpuFigures
+from hpc_gpt.core.machine.amd_gpus import ClockedFigures, read_device, shown_devices
+from hpc_gpt.core.machine.gpu_figures import GpuFigures
 
 _EVERY_S = 10.0
 # If the figures are older, the driver does not answer.

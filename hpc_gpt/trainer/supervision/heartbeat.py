@@ -1,7 +1,7 @@
 """The heartbeat of a rank with its time limits, and the verdict on whether all ranks together hang. Needs no torch.
 
 Only the main thread writes to its `Heartbeat`, a few attributes a step. The watchdog's thread reads them and writes
-them to a file (`core.runs.heartbeats`).
+them to a file (`core.processes.heartbeats`).
 
 Time limits are multiples of `train.hang_floor_s` and of times measured in this attempt. A step may take `hang_multiple`
 medians of the last steps, an evaluation as many times the longest one before it. Phases of unknown length may take 12
@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from hpc_gpt.core.runs.heartbeats import RankHeartbeat
-from hpc_gpt.core.runs.slow_ranks import Probe
+from hpc_gpt.core.processes.heartbeats import RankHeartbeat
+from hpc_gpt.core.processes.slow_ranks import Probe
 
 STARTING, COMPILING, TRAINING = "starting", "compiling", "training"
 EVALUATING, SAVING, LEAVING = "evaluating", "saving", "leaving"

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from hpc_gpt.core.ends.end_policy import SIGNALS
 from hpc_gpt.core.errors import RunFolderError
-from hpc_gpt.core.runs.requests import RunRequest, answer, open_requests
+from hpc_gpt.core.processes.requests import RunRequest, answer, open_requests
 from hpc_gpt.core.runs.run_folder import Attempt
 
 INTERRUPTED_TWICE = 130
@@ -100,8 +100,8 @@ def show_job(job_id: str | None) -> str:
 
 
 class Inbox:
-    """The requests in an attempt's folder (`core.runs.requests`). Rank 0 reads them at the end of a step; without an
-    attempt there are none."""
+    """The requests in an attempt's folder (`core.processes.requests`). Rank 0 reads them at the end of a step; without
+    an attempt there are none."""
 
     def __init__(self, attempt: Attempt | None) -> None:
         self._attempt = attempt

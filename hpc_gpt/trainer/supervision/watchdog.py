@@ -31,7 +31,7 @@ from typing import IO
 from hpc_gpt.core.ends.end_policy import OVER
 from hpc_gpt.core.errors import RunFolderError
 from hpc_gpt.core.files import json_object
-from hpc_gpt.core.runs.heartbeats import (
+from hpc_gpt.core.processes.heartbeats import (
     RankHeartbeat,
     c_dump,
     line_of,

@@ -10,7 +10,7 @@ import pytest
 from hpc_gpt.core.ends import bad_nodes
 from hpc_gpt.core.ends.bad_nodes import forgive, left_out, listed, note
 from hpc_gpt.core.files import state_dir
-from hpc_gpt.core.runs.heartbeats import RankHeartbeat, write_heartbeat
+from hpc_gpt.core.processes.heartbeats import RankHeartbeat, write_heartbeat
 from hpc_gpt.launcher.attempts.decisions import ShownJob
 from hpc_gpt.launcher.attempts.what_next import decide_next
 from tests.made_runs import add_attempt, metrics_line, unsubmitted_run, with_job

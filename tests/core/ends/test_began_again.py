@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.ends.began_again import describe_begin_again
-from hpc_gpt.core.ends.judge import EndedAttempt, Rules, judge
 from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.launcher.attempts.judge import EndedAttempt, Rules, judge
 from hpc_gpt.launcher.attempts.notify import event_keys
 from hpc_gpt.launcher.decide import prepare
 from hpc_gpt.launcher.request import Request, ScriptRequest

@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.core.ends.failures import CLASSES, ENDED, LIVE, LONGEST_PAUSE_S, RETRIES, UNSPECIFIC
-from hpc_gpt.core.ends.history import read_history
 from hpc_gpt.core.ends.run_state import SILENT_S
 from hpc_gpt.core.ends.state import SLURM_STATES, Facts, class_of, is_mistake, pause_s, slurm_state, state_of
 from hpc_gpt.core.process import process_identity, start_time
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder
+from hpc_gpt.launcher.attempts.history import read_history
 from hpc_gpt.launcher.attempts.may_start import SlurmStates, decide_start
 from hpc_gpt.launcher.watch import status
 from hpc_gpt.launcher.watch.status import NO_ANSWER, read_status

@@ -16,7 +16,7 @@ from hpc_gpt.core.ends.failures import CLASSES
 from hpc_gpt.core.ends.run_state import RunState, failure_note, moved_note, read_run_state, retry_note
 from hpc_gpt.core.ends.state import Facts, State
 from hpc_gpt.core.process import process_identity
-from hpc_gpt.core.runs import lock
+from hpc_gpt.core.processes import lock
 from hpc_gpt.core.runs.run_folder import IN_QUEUE, Attempt, RunFolder
 from hpc_gpt.launcher.attempts.notify import event_keys
 from tests.made_runs import add_attempt, make_run, metrics_line

@@ -20,8 +20,7 @@ from hpc_gpt.core.recomputation import RECOMPUTES
 from hpc_gpt.core.settings.experiment import Engine, Experiment
 from hpc_gpt.core.settings.services import ENGINE_NAMES
 from tests.conftest import REPOSITORY
-from tests.core.engines.trainings import OFFLOADS, trainings
-from tests.planner.published.programs import PROGRAMS
+from tests.core.engines.trainings import OFFLOADS, PROGRAMS, trainings
 
 EACH = pytest.mark.parametrize("facts", engines().values(), ids=engines())
 SWITCHES = {entry.name for entry in fields(Engine)} - {"name", "zero_stage"}

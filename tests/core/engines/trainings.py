@@ -6,6 +6,7 @@ from dataclasses import replace
 from hypothesis import strategies as st
 
 from hpc_gpt.core.engines import engines
+from hpc_gpt.core.engines.base.programs import program_states
 from hpc_gpt.core.engines.base.training import Training
 from hpc_gpt.core.settings.model_shape import ModelShape
 
@@ -15,6 +16,17 @@ LLAMA = ModelShape(
     mlp="swiglu", norm="rmsnorm", positions="rope", bias="none",
 )  # fmt: skip
 OFFLOADS = ("none", "optimizer", "full")
+# Programs of others, by a name that tests use.
+PROGRAMS = {
+    "ddp": program_states("ddp", None, "bf16", False),
+    "fsdp": program_states("fsdp", None, "bf16", False),
+    "megatron-fsdp": program_states("fsdp", "gathers ahead", "bf16", False),
+    "megatron": program_states("megatron-lm", None, "bf16", True),
+    "nanotron": program_states("megatron-lm", "two gradients", "bf16", True),
+    "megatron-2021-fp16": program_states("megatron-lm", None, "fp16", False),
+    "deepspeed-fp16": program_states("deepspeed-3d", None, "fp16", False),
+    "bf16-optimizer": program_states("deepspeed-3d", "fp32 sums", "bf16", False),
+}
 
 
 @st.composite

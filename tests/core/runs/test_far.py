@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hpc_gpt.core.checkpoints.find_checkpoints import checkpoints_of, newest_step
 from hpc_gpt.core.network import free_port
-from hpc_gpt.core.runs.checkpoints import checkpoints_of, newest_step
 from hpc_gpt.core.settings.experiment import ScriptFacts
 from hpc_gpt.core.settings.layout import Batch
 from hpc_gpt.launcher.attempts import script_end

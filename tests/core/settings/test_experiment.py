@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 import pytest
 
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.runs.descent import check_same_training
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.key_rules import key, key_rules
 from hpc_gpt.core.settings.resolved import Resolved, config_hash, speed_hash
+from hpc_gpt.launcher.descent import check_same_training
 
 
 @dataclass(frozen=True)

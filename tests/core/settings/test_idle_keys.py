@@ -18,10 +18,10 @@ from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Data, Engine, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.experiment_file import load_experiment, read_experiment
-from hpc_gpt.core.settings.idle_keys import idle_keys
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.rules.engine import product_faults
 from hpc_gpt.core.settings.services import SERVICES
+from hpc_gpt.launcher.idle_keys import idle_keys
 from tests.conftest import REPOSITORY
 
 TABLES = {"data": Data, "engine": Engine, "train": Train, "model": Model, "layout": LayoutRequest}

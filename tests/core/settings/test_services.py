@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.core.runs.descent import descend
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.resolved import Resolved, config_hash
 from hpc_gpt.core.settings.services import SERVICES
 from hpc_gpt.core.settings.stored import experiment_of, experiment_text
+from hpc_gpt.launcher.descent import descend
 
 PROFILE = load_profile("local")
 ASKED = {

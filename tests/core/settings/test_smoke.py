@@ -17,9 +17,9 @@ from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.presets import PRESETS
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.shape_split import check_split
-from hpc_gpt.core.settings.smoke import shrink
 from hpc_gpt.core.slurm.directives import job_faults
 from hpc_gpt.core.weights.classes import architecture_of
+from hpc_gpt.launcher.smoke import shrink
 
 SITE = ClusterProfile(name="site", gpus_per_node=8)
 HERE = load_profile("local")

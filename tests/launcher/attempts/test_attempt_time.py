@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from hpc_gpt.core.ends.end_policy import End, limits_reached
-from hpc_gpt.core.ends.history import read_history
-from hpc_gpt.core.ends.judge import budget_left, gpu_hours
 from hpc_gpt.core.process import host_clock
-from hpc_gpt.core.runs.heartbeats import RankHeartbeat, gpus_of, write_heartbeat
+from hpc_gpt.core.processes.heartbeats import RankHeartbeat, gpus_of, write_heartbeat
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.launcher.attempts.decisions import conclude, measure
 from hpc_gpt.launcher.attempts.draft import Draft, ShownJob
+from hpc_gpt.launcher.attempts.history import read_history
+from hpc_gpt.launcher.attempts.judge import budget_left, gpu_hours
 from hpc_gpt.launcher.watch.status import read_status
 from tests.made_runs import add_attempt, metrics_line, read_run, unsubmitted_run
 

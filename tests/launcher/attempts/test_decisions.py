@@ -12,13 +12,11 @@ import pytest
 
 from hpc_gpt.core.ends import bad_nodes
 from hpc_gpt.core.ends.end_policy import end_by_accounting
-from hpc_gpt.core.ends.history import read_history
-from hpc_gpt.core.ends.judge import gpu_hours
 from hpc_gpt.core.ends.program_end import PrintedEnd, facts_of
 from hpc_gpt.core.ends.run_state import retry_note
 from hpc_gpt.core.files import logs_dir, replace_whole
-from hpc_gpt.core.runs import lock
-from hpc_gpt.core.runs.processes import end_processes
+from hpc_gpt.core.processes import lock
+from hpc_gpt.core.processes.find_processes import end_processes
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder, create_run
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.decide import resolve
@@ -26,6 +24,8 @@ from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, Layout
 from hpc_gpt.core.slurm.environment import own_job
 from hpc_gpt.launcher.attempts.decisions import classify
 from hpc_gpt.launcher.attempts.draft import ShownJob
+from hpc_gpt.launcher.attempts.history import read_history
+from hpc_gpt.launcher.attempts.judge import gpu_hours
 from hpc_gpt.launcher.attempts.may_start import SlurmStates, decide_start, read_slurm
 from hpc_gpt.launcher.attempts.may_start import main as ask_to_start
 from hpc_gpt.launcher.attempts.script_end import end_script

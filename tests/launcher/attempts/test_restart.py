@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.core.ends.history import read_history
-from hpc_gpt.core.ends.judge import EndedAttempt, Rules, judge
 from hpc_gpt.core.process import boot_id, start_time
-from hpc_gpt.core.runs import lock
-from hpc_gpt.core.runs.requests import write_request
+from hpc_gpt.core.processes import lock
+from hpc_gpt.core.processes.requests import write_request
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.slurm.environment import PIPE
 from hpc_gpt.launcher.attempts.draft import ShownJob
+from hpc_gpt.launcher.attempts.history import read_history
+from hpc_gpt.launcher.attempts.judge import EndedAttempt, Rules, judge
 from hpc_gpt.launcher.attempts.what_next import decide_next
 from hpc_gpt.launcher.attempts.what_next import main as ask_what_next
 from hpc_gpt.launcher.notes import after_failure

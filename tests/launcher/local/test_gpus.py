@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.errors import JobRefused, RunFolderError
-from hpc_gpt.core.runs import provenance
+from hpc_gpt.core.machine import find_gpus
 from hpc_gpt.launcher.local import gpus
 from tests.made_runs import make_run
 from tests.programs import put
@@ -106,7 +106,7 @@ def test_gpus_that_are_not_known_are_refused(tmp_path, monkeypatch, capfd, rows,
     smi(tmp_path, monkeypatch, rows, then)
     first_s, most_s = (0.2, 0.4) if "sleep" in then else (patient(300), patient(600))
     monkeypatch.setattr(gpus, "_PATIENCE_S", most_s)
-    monkeypatch.setattr(provenance.ask_gpus, "__defaults__", (first_s,))
+    monkeypatch.setattr(find_gpus.ask_gpus, "__defaults__", (first_s,))
     for shown in (None, "0", "GPU-b1,GPU-e"):
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         if shown is not None:
@@ -116,7 +116,7 @@ def test_gpus_that_are_not_known_are_refused(tmp_path, monkeypatch, capfd, rows,
         assert words in str(fault.value)
         assert "--now" in fault.value.hint
     assert (f"asking for up to {most_s:g} s" in capfd.readouterr().err) is (not rows)
-    assert provenance.has_gpus()
+    assert find_gpus.has_gpus()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", B)
     assert gpus.choice_in(gpus.choice()) == {B: B}
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
@@ -136,12 +136,12 @@ def test_gpus_that_are_not_known_are_refused(tmp_path, monkeypatch, capfd, rows,
 def test_a_machine_without_gpu_or_driver_has_none(tmp_path, monkeypatch, rows, then):
     smi(tmp_path, monkeypatch, rows, then)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert (gpus.choice(), provenance.has_gpus()) == ({}, False)
+    assert (gpus.choice(), find_gpus.has_gpus()) == ({}, False)
 
 
 def test_a_slow_answer_is_waited_for(tmp_path, monkeypatch, capfd):
     smi(tmp_path, monkeypatch, "NVIDIA GB10, [N/A], 580.95\n", "sleep 1")
-    monkeypatch.setattr(provenance.ask_gpus, "__defaults__", (0.2,))
+    monkeypatch.setattr(find_gpus.ask_gpus, "__defaults__", (0.2,))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert gpus.choice_in(gpus.choice()) == {"0": "0"}
     assert capfd.readouterr().err == "nvidia-smi has not answered within 0.2 s; asking for up to 60 s\n"

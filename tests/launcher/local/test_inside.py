@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.runs.heartbeats import read_heartbeats
+from hpc_gpt.core.processes.heartbeats import read_heartbeats
 from tests.cli.command import in_process
 from tests.launcher.local.conftest import ENDLESS, RESTING, SMALL, status_of, submit, until
 from tests.terminal import on_a_terminal

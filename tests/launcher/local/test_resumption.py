@@ -10,7 +10,7 @@ import pytest
 
 from hpc_gpt.core.files import read_json_lines
 from hpc_gpt.core.process import Life
-from hpc_gpt.core.runs import lock
+from hpc_gpt.core.processes import lock
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.launcher import resumption
 from hpc_gpt.launcher.resumption import check_not_live

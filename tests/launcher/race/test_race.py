@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.files import logs_dir
+from hpc_gpt.core.processes.requests import write_request
 from hpc_gpt.core.runs.race import read_visits
-from hpc_gpt.core.runs.requests import write_request
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.launcher.race.next_visit import main
 from tests.made_runs import add_attempt, make_run

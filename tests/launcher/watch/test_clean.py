@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.core.checkpoints.branches import CheckpointHold, is_read, reading, reserved_steps
+from hpc_gpt.core.checkpoints.lineage import Parent
+from hpc_gpt.core.checkpoints.retention import rename_to_delete
 from hpc_gpt.core.files import logs_dir, write_once
-from hpc_gpt.core.runs import lock
-from hpc_gpt.core.runs.branches import CheckpointHold, is_read, reading, reserved_steps
-from hpc_gpt.core.runs.lineage import Parent
-from hpc_gpt.core.runs.retention import rename_to_delete
+from hpc_gpt.core.processes import lock
 from hpc_gpt.core.runs.run_folder import RESUMED_FROM, RunFolder
 from hpc_gpt.core.runs.work_archive import take_work, unpack_work
 from hpc_gpt.core.settings.cluster import ClusterProfile

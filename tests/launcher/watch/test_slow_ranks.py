@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.files import logs_dir
-from hpc_gpt.core.runs.heartbeats import RankHeartbeat, write_heartbeat
+from hpc_gpt.core.processes.heartbeats import RankHeartbeat, write_heartbeat
+from hpc_gpt.core.processes.slow_ranks import slow_ranks
 from hpc_gpt.core.runs.run_folder import RunFolder
-from hpc_gpt.core.runs.slow_ranks import slow_ranks
 from hpc_gpt.launcher.attempts.notify import main
 from tests.cli.command import in_process
 from tests.made_runs import add_attempt, make_run

@@ -18,7 +18,7 @@ from hpc_gpt.core import files
 from hpc_gpt.core.errors import ConfigError, SlurmUnreachable
 from hpc_gpt.core.files import logs_dir, write_once
 from hpc_gpt.core.process import process_identity, start_time
-from hpc_gpt.core.runs.heartbeats import RankHeartbeat, write_heartbeat
+from hpc_gpt.core.processes.heartbeats import RankHeartbeat, write_heartbeat
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.slurm.clients import Answer, add_found
 from hpc_gpt.launcher.watch import control, status

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from hpc_gpt.core.files import logs_dir
-from hpc_gpt.core.runs.heartbeats import GpuFigures, RankHeartbeat, line_of, write_heartbeat
+from hpc_gpt.core.machine.gpu_figures import GpuFigures
+from hpc_gpt.core.processes.heartbeats import RankHeartbeat, line_of, write_heartbeat
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.launcher.watch.status import read_folders
 from hpc_gpt.launcher.watch.top import draw_curve, read_curve, screen

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from hpc_gpt.core.checkpoints.retention import Retention
 from hpc_gpt.core.runs.full_disk import Refusal
-from hpc_gpt.core.runs.retention import Retention
 from hpc_gpt.trainer.checkpoints import checkpoint
 from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress
 from tests.trainer.alone import ALONE, CountingEngine

@@ -8,7 +8,7 @@ import torch
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.weights.folder import read_folder
-from hpc_gpt.core.weights.tensors import write_hf
+from hpc_gpt.trainer.model.folder_tensors import write_hf
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.initial_weights import FolderWeights, SeededWeights
 from hpc_gpt.trainer.model.techniques import Techniques

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from hpc_gpt.core.checkpoints.find_checkpoints import newest_checkpoint
 from hpc_gpt.core.files import read_json
-from hpc_gpt.core.runs.checkpoints import newest_checkpoint
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.resolved import config_hash

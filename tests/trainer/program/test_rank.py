@@ -15,8 +15,8 @@ import pytest
 from hpc_gpt.core.ends.end_policy import End
 from hpc_gpt.core.ends.program_end import PrintedEnd
 from hpc_gpt.core.errors import LayoutError, UserError
-from hpc_gpt.core.runs.processes import Tree
-from hpc_gpt.core.runs.requests import write_request
+from hpc_gpt.core.processes.find_processes import Tree
+from hpc_gpt.core.processes.requests import write_request
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.trainer.engines import command
 from hpc_gpt.trainer.engines.command import CommandRank

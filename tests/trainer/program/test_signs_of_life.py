@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from hpc_gpt.core.ends.program_end import has_last_line
+from hpc_gpt.core.machine.gpu_figures import GpuFigures
 from hpc_gpt.core.process import stat_of
-from hpc_gpt.core.runs import processes as core_processes
-from hpc_gpt.core.runs.heartbeats import GpuFigures
-from hpc_gpt.core.runs.processes import Tree
+from hpc_gpt.core.processes import find_processes as core_processes
+from hpc_gpt.core.processes.find_processes import Tree
 from hpc_gpt.core.settings.experiment import Command
 from hpc_gpt.trainer.program import signs_of_life
 from hpc_gpt.trainer.program.output_files import Follower

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings, strategies
 
+from hpc_gpt.core.checkpoints.find_checkpoints import checkpoint_note, checkpoints_of, newest_checkpoint, numbers_in
+from hpc_gpt.core.checkpoints.lineage import resume_point
 from hpc_gpt.core.errors import ConfigError, RunFolderError
 from hpc_gpt.core.runs import work_archive as work
-from hpc_gpt.core.runs.checkpoints import checkpoint_note, checkpoints_of, newest_checkpoint, numbers_in
-from hpc_gpt.core.runs.lineage import resume_point
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.decide import resolve

@@ -13,7 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from hpc_gpt.core.runs.heartbeats import LINE_BYTES, GpuFigures, RankHeartbeat, read_heartbeats, write_heartbeat
+from hpc_gpt.core.machine.gpu_figures import GpuFigures
+from hpc_gpt.core.processes.heartbeats import LINE_BYTES, RankHeartbeat, read_heartbeats, write_heartbeat
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_lines_as
 from hpc_gpt.trainer.supervision import gpus
@@ -73,7 +74,7 @@ def test_the_gpus_of_a_job_are_those_it_may_use(driver: Callable[..., None], mon
 RANK = """
 import os, sys, time
 from pathlib import Path
-from hpc_gpt.core.runs.heartbeats import read_heartbeats
+from hpc_gpt.core.processes.heartbeats import read_heartbeats
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.trainer.supervision.heartbeat import Heartbeat
 from hpc_gpt.trainer.supervision.watchdog import Watchdog

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hpc_gpt.core.runs.heartbeats import RankHeartbeat
+from hpc_gpt.core.processes.heartbeats import RankHeartbeat
 from hpc_gpt.trainer.supervision.heartbeat import (
     COMPILING,
     EVALUATING,

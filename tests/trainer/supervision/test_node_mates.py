@@ -15,7 +15,7 @@ NODE = """
 import itertools, json, os, sys
 from pathlib import Path
 from types import SimpleNamespace
-from hpc_gpt.core.runs.heartbeats import read_heartbeats
+from hpc_gpt.core.processes.heartbeats import read_heartbeats
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.trainer.supervision import node_mates
 from hpc_gpt.trainer.supervision.heartbeat import Heartbeat

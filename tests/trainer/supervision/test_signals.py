@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.runs.requests import open_requests, write_request
+from hpc_gpt.core.processes.requests import open_requests, write_request
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.trainer.supervision.signals import Inbox, show_job
 from tests.programs import put
