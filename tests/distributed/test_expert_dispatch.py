@@ -24,7 +24,6 @@ from hpc_gpt.planner.machine import DEFAULT, machine_of
 from hpc_gpt.planner.training import training_of
 from hpc_gpt.trainer.model.dispatch import ExpertParallel
 from hpc_gpt.trainer.model.experts import Experts, _Combine
-from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from hpc_gpt.trainer.model.router import Router, routers_of
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 from hpc_gpt.trainer.preflight.measurements import run_transfers
@@ -39,7 +38,8 @@ Found = Callable[[Task], Any]
 
 def layer(experts: ExpertParallel) -> Experts:
     shape = settings(ONE, DDP).model
-    return Experts("blocks.1.experts", shape, TensorParallel(experts=experts), InitialWeights(5, 3))
+    tp = TensorParallel(experts=experts)
+    return Experts("blocks.1.experts", shape, tp, tp.initial(5, 3))
 
 
 class Padded(ExpertParallel):

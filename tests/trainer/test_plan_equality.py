@@ -1,6 +1,7 @@
 """The planner against the trainer: parameters of each stage, bytes of model and optimizer, FLOPs of a step."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.planner.memory import predict_memory, stage_params
 from hpc_gpt.planner.training import training_of
 from hpc_gpt.trainer.model.gpt import Gpt
-from hpc_gpt.trainer.model.initial_weights import InitialWeights
+from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 from tests.chosen import asked
 from tests.distributed.equality_cases import Case, micro_batches
 from tests.distributed.ranks import Launch, Task
@@ -143,9 +144,7 @@ def test_an_engine_holds_the_parameters_and_bytes_of_the_plan(name, states):
 
 def _counted(shape: ModelShape, batch: int = 1) -> int:
     """FLOPs of a forward and backward pass, as torch counts them: no numbers, only shapes; attention written out."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(InitialWeights, "normal", lambda self, name, size, std=0.0, **_: torch.empty(size, device="meta"))
-        model = Gpt(shape, seed=1).to("meta")
+    model = Gpt(shape, 1, TensorParallel(empty=partial(torch.empty, device="meta"))).to("meta")
     tokens = torch.zeros(batch, shape.seq, dtype=torch.int64, device="meta")
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         model(tokens, tokens).backward()

@@ -42,7 +42,7 @@ from hpc_gpt.trainer.engines.torch_private import for_each
 from hpc_gpt.trainer.model.context_parallel import ContextParallel
 from hpc_gpt.trainer.model.dispatch import ExpertParallel
 from hpc_gpt.trainer.model.gpt import Block, Gpt
-from hpc_gpt.trainer.model.initial_weights import DeferredWeights
+from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from hpc_gpt.trainer.model.router import routers_of
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import (
@@ -220,7 +220,7 @@ def build_sharded_gpt(
     resolved: Resolved,
     device: torch.device,
     mesh: DeviceMesh,
-    initial: DeferredWeights,
+    initial: InitialWeights,
     context: ContextParallel | None = None,
     experts: ExpertParallel | None = None,
     expert_mesh: DeviceMesh | None = None,

@@ -34,7 +34,7 @@ from hpc_gpt.trainer.engines.kernels import check_compilers
 from hpc_gpt.trainer.engines.library_patches import note_untested
 from hpc_gpt.trainer.engines.optimizer import LossScaler, Update
 from hpc_gpt.trainer.model.documents import MicroBatch
-from hpc_gpt.trainer.model.initial_weights import DeferredWeights, FolderWeights, SeededWeights
+from hpc_gpt.trainer.model.initial_weights import FolderWeights, InitialWeights, SeededWeights
 from hpc_gpt.trainer.model.tensor_parallel import full_name
 from hpc_gpt.trainer.model.vocab_loss import OnePassLoss, VocabParallelLoss
 from hpc_gpt.trainer.ranks import context_of, experts_of
@@ -92,7 +92,7 @@ class TrainingEngine:
         if resolved.train.init is not None:
             check_package("safetensors", "train.init")
             self.given_weights = FolderWeights(read_folder(Path(resolved.train.init)), resolved.model)
-        self.initial: DeferredWeights = self.given_weights or SeededWeights(resolved.train.seed, resolved.model.layers)
+        self.initial: InitialWeights = self.given_weights or SeededWeights(resolved.train.seed, resolved.model.layers)
 
     @property
     def step(self) -> int:

@@ -34,10 +34,9 @@ class Experts(nn.Module):
         self.count, self.ep = shape.experts, tp.experts
         hidden, width, parts = shape.hidden, shape.expert_ffn, 2 if shape.is_gated else 1
         experts = shape.experts // self.ep.size
-        first = self.ep.first(experts)
         raised, lowered = (experts, parts * width, hidden), (experts, hidden, width)
-        up = initial.normal(f"{name}.up.weight", raised, first=first)
-        down = initial.residual(f"{name}.down.weight", lowered, first)
+        up = initial.normal(f"{name}.up.weight", raised)
+        down = initial.residual(f"{name}.down.weight", lowered)
         self.up = GroupedLinear(tp.parameter(f"{name}.up.weight", up, Split(1, parts)))
         self.down = GroupedLinear(tp.parameter(f"{name}.down.weight", down, Split(2)))
 

@@ -29,32 +29,66 @@ class _Draw(NamedTuple):
 
 
 class InitialWeights:
-    """Draws a model's weights, always on the CPU.
+    """Initial weights that are put into their places once these exist; until then each is a size on the meta device,
+    which takes no memory. So a weight that nothing fills cannot be trained by mistake.
 
-    Each block of a parameter's rows has its own generator, seeded by the run's seed, the parameter's name and the
-    first row. So all ranks draw the same numbers, whatever layers, rows or devices they have, and `SeededWeights`
-    draws only a rank's own rows. As many threads draw as torch computes with; a core draws 157e6 numbers per second.
+    `taken` has the names that were requested.
     """
 
-    def __init__(self, seed: int, layers: int) -> None:
-        self.seed = seed
+    def __init__(self, layers: int) -> None:
         self.layers = layers
+        self.taken: set[str] = set()
 
-    def normal(
-        self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None, first: int = 0
-    ) -> Tensor:
-        """Normal numbers with mean 0 in fp32, except for a row of zeros, if there is one. Weights of experts begin with
-        those of expert `first`."""
-        drawn = torch.empty(shape)
-        self._draw(name, _Draw(shape, std, zero_row), drawn.view(-1, shape[-1]), first * shape[-2])
-        return drawn
+    def normal(self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None) -> Tensor:
+        """Weights that, if they are drawn, are normal numbers with mean 0, except for a row of zeros, if there is
+        one."""
+        return torch.empty(shape, device="meta")
 
-    def residual(self, name: str, shape: tuple[int, ...], first: int = 0) -> Tensor:
+    def residual(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Weights of a layer that adds to the residual stream: the standard deviation is divided by sqrt(2 layers).
 
         Source: Radford et al. 2019 (GPT-2), section 2.3; two such layers in each block.
         """
-        return self.normal(name, shape, STD / math.sqrt(2 * self.layers), first=first)
+        return self.normal(name, shape, STD / math.sqrt(2 * self.layers))
+
+    def set_constant(self, name: str, value: Tensor) -> None:
+        """Keeps the initial value of a parameter that is not drawn."""
+
+    def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
+        """Fills `target`, on any device, with the part of a parameter that begins at `row` and `column`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Closes the files that are read, if there are any."""
+
+
+class SeededWeights(InitialWeights):
+    """Initial weights that are drawn, always on the CPU.
+
+    Each block of a parameter's rows has its own generator, seeded by the run's seed, the parameter's name and the
+    first row. So all ranks draw the same numbers, whatever layers, rows or devices they have, and a rank draws only the
+    blocks of its own rows. As many threads draw as torch computes with; a core draws 157e6 numbers per second.
+    """
+
+    def __init__(self, seed: int, layers: int) -> None:
+        super().__init__(layers)
+        self.seed = seed
+        self._wanted: dict[str, _Draw | Tensor] = {}
+
+    def normal(self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None) -> Tensor:
+        self._wanted[name] = _Draw(shape, std, zero_row)
+        return super().normal(name, shape)
+
+    def set_constant(self, name: str, value: Tensor) -> None:
+        self._wanted.setdefault(name, value)
+
+    def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
+        wanted = self._wanted[name]
+        if isinstance(wanted, _Draw):
+            self._draw(name, wanted, target, row, column)
+        else:
+            values = wanted[row : row + len(target)]
+            target.copy_(values if target.ndim == 1 else values[:, column : column + target.shape[1]])
 
     def _draw(self, name: str, wanted: _Draw, target: Tensor, row: int, column: int = 0) -> None:
         """Fills `target` with the part of a weight that begins at `row` and `column`. The rows of an expert follow
@@ -87,67 +121,15 @@ class InitialWeights:
             list(map(put, places))
 
 
-class DeferredWeights(InitialWeights):
-    """Initial weights that are put into their places once these exist; until then each is a size on the meta device,
-    which takes no memory. So a weight that nothing fills cannot be trained by mistake.
-
-    `taken` has the names that were requested.
-    """
-
-    def __init__(self, seed: int, layers: int) -> None:
-        super().__init__(seed, layers)
-        self.taken: set[str] = set()
-
-    def normal(
-        self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None, first: int = 0
-    ) -> Tensor:
-        return torch.empty(shape, device="meta")
-
-    def set_constant(self, name: str, value: Tensor) -> None:
-        """Keeps the initial value of a parameter that is not drawn."""
-
-    def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
-        """Fills `target`, on any device, with the part of a parameter that begins at `row` and `column`."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Closes the files that are read, if there are any."""
-
-
-class SeededWeights(DeferredWeights):
-    """Initial weights that are drawn once their places exist; a rank draws only the blocks of its own rows."""
-
-    def __init__(self, seed: int, layers: int) -> None:
-        super().__init__(seed, layers)
-        self._wanted: dict[str, _Draw | Tensor] = {}
-
-    def normal(
-        self, name: str, shape: tuple[int, ...], std: float = STD, zero_row: int | None = None, first: int = 0
-    ) -> Tensor:
-        self._wanted[name] = _Draw(shape, std, zero_row)
-        return super().normal(name, shape)
-
-    def set_constant(self, name: str, value: Tensor) -> None:
-        self._wanted.setdefault(name, value)
-
-    def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
-        wanted = self._wanted[name]
-        if isinstance(wanted, _Draw):
-            self._draw(name, wanted, target, row, column)
-        else:
-            values = wanted[row : row + len(target)]
-            target.copy_(values if target.ndim == 1 else values[:, column : column + target.shape[1]])
-
-
-class FolderWeights(DeferredWeights):
+class FolderWeights(InitialWeights):
     """The weights of a folder under our names: each rank reads its own slices, a few megabytes at a time."""
 
     def __init__(self, folder: WeightsFolder, shape: ModelShape) -> None:
-        super().__init__(0, shape.layers)
+        super().__init__(shape.layers)
         self._reader = SliceReader(folder, shape)
 
     def read(self, name: str, target: Tensor, row: int = 0, column: int = 0) -> None:
-        """See `DeferredWeights`. Rows past the file's, which pad the vocabulary, are zero. Raises ConfigError for
+        """See `InitialWeights`. Rows past the file's, which pad the vocabulary, are zero. Raises ConfigError for
         NaN or infinity."""
         count = max(1, AT_ONCE // max(1, target[:1].numel()))
         for first in range(0, len(target), count):

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from hpc_gpt.trainer.model.collectives import all_gather, apply, reduce_scatter
 from hpc_gpt.trainer.model.context_parallel import ContextParallel
 from hpc_gpt.trainer.model.dispatch import ExpertParallel
-from hpc_gpt.trainer.model.initial_weights import DeferredWeights, InitialWeights
+from hpc_gpt.trainer.model.initial_weights import InitialWeights, SeededWeights
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,9 @@ class TensorParallel:
 
     Here the activations between two blocks are the same on every rank; `SequenceParallel` splits them by position.
     Layers call `enter` and `leave` at the part of the model whose weights are split. Every parameter is made here, on
-    `device`, from the drawn initial values or, if there are any, from `given` weights. So the host holds at most one of
-    them. An engine that keeps the values elsewhere, as master weights or shards, passes `empty`, which makes a
-    parameter's memory from its size, and puts the values into their place by `fill`.
+    `device`, from its size, and then filled from the `given` source, by default weights that are drawn. An engine that
+    keeps the values elsewhere, as master weights or shards, passes `empty`, which makes a parameter's memory, and puts
+    the values into their place by `fill`.
 
     The group computes its `context`'s part of each sequence, and has its part of the `experts`.
     """
@@ -135,7 +135,7 @@ class TensorParallel:
         rank: int = 0,
         size: int = 1,
         group: dist.ProcessGroup | None = None,
-        given: DeferredWeights | None = None,
+        given: InitialWeights | None = None,
         device: torch.device | None = None,
         empty: Callable[[Sequence[int]], Tensor] | None = None,
         context: ContextParallel | None = None,
@@ -144,7 +144,7 @@ class TensorParallel:
         self.rank = rank
         self.size = size
         self.group = group
-        self.given = given
+        self.given = self.source = given
         self.device = device
         self.empty = empty
         self.context = context or ContextParallel()
@@ -152,7 +152,8 @@ class TensorParallel:
 
     def initial(self, seed: int, layers: int) -> InitialWeights:
         """The source of the initial weights, which draws or reads them."""
-        return self.given or InitialWeights(seed, layers)
+        self.source = self.given or SeededWeights(seed, layers)
+        return self.source
 
     def all_reduce(self, tensor: Tensor, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
         """Reduces `tensor` over the group, in place."""
@@ -218,21 +219,17 @@ class TensorParallel:
         return name_parameter(nn.Parameter(self.share(name, full, split)), name, split)
 
     def whole(self, name: str, initial: Tensor) -> Tensor:
-        """The value of a buffer, whole on every rank, which is `initial` unless weights are given."""
-        if self.given is None:
-            return initial.to(self.device)
-        self.given.set_constant(name, initial)
+        """The value of a buffer, whole on every rank, which is `initial` if weights are drawn."""
+        assert self.source is not None
+        self.source.set_constant(name, initial)
         self.fill(name, values := initial.clone(), None, initial.shape)
         return values.to(self.device)
 
     def share(self, name: str, full: Tensor, split: Split | None) -> Tensor:
-        """This rank's share of the parameter whose initial value is `full`; if weights are given, only the size of
-        `full` counts."""
-        if self.given is None:
-            values = full if split is None or self.size == 1 else split.shard(full, self.rank, self.size)
-            return values.to(self.device)
+        """This rank's share of the parameter of the size of `full`: a value that is not drawn, or a size alone."""
+        assert self.source is not None
         if not full.is_meta:
-            self.given.set_constant(name, full)
+            self.source.set_constant(name, full)
         size = list(full.shape)
         if split is not None:
             size[split.dim] //= self.size
@@ -251,8 +248,8 @@ class TensorParallel:
         one matrix, in which the rows of an expert follow those of the one before; their `first` and `size` are of this
         rank's experts alone.
         """
-        assert self.given is not None
-        self.given.taken.add(name)
+        assert self.source is not None
+        self.source.taken.add(name)
         if rows.ndim == 3:
             first = (first + self.experts.first(size[0])) * rows.shape[1]
             experts, height, width = size[0] * self.experts.size, *size[1:]
@@ -264,11 +261,11 @@ class TensorParallel:
         at = 0  # the place in the share, along `split.dim`
         for begin, length in split.ranges(size[split.dim], rank, ranks):
             if split.dim == 1:
-                self.given.read(name, rows.narrow(1, at, length), first, begin)
+                self.source.read(name, rows.narrow(1, at, length), first, begin)
             else:
                 low, high = max(first, at), min(first + len(rows), at + length)
                 if low < high:
-                    self.given.read(name, rows[low - first : high - first], begin + low - at, column)
+                    self.source.read(name, rows[low - first : high - first], begin + low - at, column)
             at += length
 
 

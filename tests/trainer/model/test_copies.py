@@ -16,7 +16,6 @@ from torch.utils._pytree import tree_leaves
 
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.model.attention import Attention
-from hpc_gpt.trainer.model.initial_weights import InitialWeights
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
 from hpc_gpt.trainer.model.vocab_loss import VocabParallelLoss
@@ -43,7 +42,8 @@ class Made(TorchDispatchMode):
 
 
 def attention_and_input() -> tuple[Attention, Tensor]:
-    attention = Attention(0, SHAPE, TensorParallel(), InitialWeights(1, 1), Techniques()).bfloat16()
+    tp = TensorParallel()
+    attention = Attention(0, SHAPE, tp, tp.initial(1, 1), Techniques()).bfloat16()
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(BATCH, SHAPE.seq, SHAPE.hidden, generator=generator).bfloat16()
     return attention, hidden.requires_grad_()

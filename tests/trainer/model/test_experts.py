@@ -5,17 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from hpc_gpt.core.settings.experiment import Train
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.model import experts as experts_module
 from hpc_gpt.trainer.model.experts import Experts, GroupedLinear
 from hpc_gpt.trainer.model.gpt import Block, Gpt
-from hpc_gpt.trainer.model.initial_weights import InitialWeights, SeededWeights
 from hpc_gpt.trainer.model.router import Router, routers_of
 from hpc_gpt.trainer.model.techniques import Techniques
-from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
+from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel, split_of
 from tests.distributed.equality_cases import SEQ, VOCAB, whole_batch
 from tests.distributed.mixtures import LEAST_GAP, MIXTURES
 from tests.distributed.plain_mixture import PlainMixture
@@ -40,7 +39,8 @@ LOSSES = Techniques(balance_coef=0.3, z_loss=0.07)
 
 def router_of(shape: ModelShape, techniques: Techniques = LOSSES) -> Router:
     """A router whose decisions are apart, and whose bias changes some."""
-    router = Router("blocks.1.router", shape, TensorParallel(), InitialWeights(3, shape.layers), techniques)
+    tp = TensorParallel()
+    router = Router("blocks.1.router", shape, tp, tp.initial(3, shape.layers), techniques)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         router.weight.copy_(0.3 * torch.randn(router.weight.shape, generator=generator))
@@ -127,7 +127,8 @@ def test_no_balance_leaves_the_gradient_and_still_counts() -> None:
 
 
 def layer_of(shape: ModelShape, techniques: Techniques = LOSSES) -> Block:
-    layer = Block(1, shape, TensorParallel(), InitialWeights(1, shape.layers), techniques)
+    tp = TensorParallel()
+    layer = Block(1, shape, tp, tp.initial(1, shape.layers), techniques)
     with torch.no_grad():
         for number, parameter in enumerate(layer.parameters()):
             if parameter.ndim > 1:
@@ -214,19 +215,28 @@ def test_same_step_twice_gives_the_same_bits() -> None:
 
 def test_each_expert_is_drawn_by_itself() -> None:
     few, many = (replace(SHAPE, experts=count) for count in (4, 8))
-    drawn = [Experts("blocks.0.experts", one, TensorParallel(), InitialWeights(1, 2)) for one in (few, many)]
+    tp = TensorParallel()
+    drawn = [Experts("blocks.0.experts", one, tp, tp.initial(1, 2)) for one in (few, many)]
     assert torch.equal(drawn[0].up.weight, drawn[1].up.weight[:4])
     assert not torch.equal(drawn[1].up.weight[0], drawn[1].up.weight[1])
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_experts_are_put_later_as_they_are_drawn(size: int) -> None:
+def test_the_ranks_shares_of_experts_are_those_of_whole_ones(size: int) -> None:
+    alone = TensorParallel()
+    whole = Experts("blocks.0.experts", SHAPE, alone, alone.initial(1, 2))
     for rank in range(size):
-        later = SeededWeights(1, 2)
-        drawn = Experts("blocks.0.experts", SHAPE, TensorParallel(rank, size), InitialWeights(1, 2))
-        put = Experts("blocks.0.experts", SHAPE, TensorParallel(rank, size, given=later), later)
-        for one, other in zip(drawn.parameters(), put.parameters(), strict=True):
-            assert torch.equal(one, other)
+        tp = TensorParallel(rank, size)
+        share = Experts("blocks.0.experts", SHAPE, tp, tp.initial(1, 2))
+        for one, other in zip(share.parameters(), whole.parameters(), strict=True):
+            assert torch.equal(one, torch.stack([_of_expert(expert, one, rank, size) for expert in other]))
+
+
+def _of_expert(expert: Tensor, like: nn.Parameter, rank: int, size: int) -> Tensor:
+    """The rank's share of an expert's weight, [outputs, inputs]."""
+    split = split_of(like)
+    assert split is not None
+    return Split(split.dim - 1, split.parts).shard(expert, rank, size)
 
 
 def test_choice_bias_stays_fp32_and_keeps_its_values() -> None:

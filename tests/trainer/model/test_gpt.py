@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.trainer.model.gpt import Gpt
-from hpc_gpt.trainer.model.initial_weights import InitialWeights
+from hpc_gpt.trainer.model.initial_weights import SeededWeights
 from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel, full_name, split_of
 
 SMALL = ModelShape(hidden=32, layers=2, heads=4, vocab=61, seq=16)
@@ -56,9 +56,11 @@ def test_drawing_leaves_the_usual_generator_alone() -> None:
 
 
 def test_initial_weights_are_gpt_2s() -> None:
-    drawn = InitialWeights(1, layers=8)
-    assert drawn.normal("x", (400, 400)).std().item() == pytest.approx(0.02, rel=0.02)
-    assert drawn.residual("x", (400, 400)).std().item() == pytest.approx(0.02 / 4, rel=0.02)
+    source = SeededWeights(1, layers=8)
+    for request, std in ((source.normal, 0.02), (source.residual, 0.02 / 4)):
+        assert request("x", (400, 400)).is_meta
+        source.read("x", drawn := torch.empty(400, 400))
+        assert drawn.std().item() == pytest.approx(std, rel=0.02)
     weights = Gpt(SMALL, 1).state_dict()
     assert all(not weight.any() for name, weight in weights.items() if name.endswith("bias"))
     assert all((weight == 1).all() for name, weight in weights.items() if "norm" in name and name.endswith("weight"))
@@ -134,10 +136,11 @@ def test_a_shorter_sequence_takes_the_first_positions() -> None:
 
 
 def test_every_parameter_and_every_seed_has_numbers_of_its_own() -> None:
-    drawn = [
-        InitialWeights(seed, layers=2).normal(name, (4, 4))
-        for seed in (1, 2)
-        for name in ("blocks.0.feed_forward.up.weight", "blocks.1.feed_forward.up.weight", "embedding.weight")
-    ]
+    drawn = []
+    for seed in (1, 2):
+        for name in ("blocks.0.feed_forward.up.weight", "blocks.1.feed_forward.up.weight", "embedding.weight"):
+            source = SeededWeights(seed, layers=2)
+            source.read(name, weight := torch.empty(source.normal(name, (4, 4)).shape))
+            drawn.append(weight)
     for number, one in enumerate(drawn):
         assert not any(torch.allclose(one, other) for other in drawn[:number])
