@@ -26,8 +26,9 @@ from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.slurm.environment import ALLOCATION
 from hpc_gpt.trainer.checkpoints.checkpoint import Background, Checkpoints, Progress
 from hpc_gpt.trainer.curves import Curves
+from hpc_gpt.trainer.engines.build import build_engine
 from hpc_gpt.trainer.engines.library_patches import without_compiler
-from hpc_gpt.trainer.engines.protocol import TrainingEngine, build_engine
+from hpc_gpt.trainer.engines.protocol import TrainingEngine
 from hpc_gpt.trainer.loop import Loop, Supervision
 from hpc_gpt.trainer.measurements import write_measured
 from hpc_gpt.trainer.model.experts import GroupedLinear

@@ -33,8 +33,8 @@ from torch.distributed.fsdp import fully_shard
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.trainer.engines.build import build_engine
 from hpc_gpt.trainer.engines.fsdp import Fsdp
-from hpc_gpt.trainer.engines.protocol import build_engine
 from hpc_gpt.trainer.model.gpt import Gpt
 
 ROUNDS = 10
@@ -239,7 +239,7 @@ def measure_host() -> None:
 PARTS = {
     *("_fsdp_state.py:_pre_forward", "_fsdp_state.py:_post_forward", "_fsdp_state.py:_pre_backward"),
     *("_fsdp_param_group.py:post_backward", "_fsdp_state.py:_root_post_backward_final_callback"),
-    *("fsdp.py:_gradients", "fsdp.py:_update_weights"),
+    *("fsdp.py:_accumulation", "fsdp.py:_complete_gradients", "torch_engine.py:update"),
 }
 
 

@@ -37,7 +37,7 @@ from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Matmul, Model, Train
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.data import open_stream
-from hpc_gpt.trainer.engines.protocol import build_engine
+from hpc_gpt.trainer.engines.build import build_engine
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.tensor_parallel import full_name
 from hpc_gpt.trainer.tokens.run_data import ensure_data

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
-from hpc_gpt.trainer.engines.protocol import build_engine
+from hpc_gpt.trainer.engines.build import build_engine
 from hpc_gpt.trainer.model.tensor_parallel import Split, name_parameter
 from hpc_gpt.trainer.optimizers.muon import Muon
 from tests.benchmarks.loss_on_text import WINDOW, batches

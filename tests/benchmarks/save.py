@@ -23,7 +23,7 @@ from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.trainer.checkpoints.checkpoint import Background, Checkpoints, Progress
-from hpc_gpt.trainer.engines.protocol import build_engine
+from hpc_gpt.trainer.engines.build import build_engine
 from hpc_gpt.trainer.ranks import Peers
 
 ROUNDS = 3

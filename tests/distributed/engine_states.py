@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
 from hpc_gpt.core.weights.names import parts_of
-from hpc_gpt.trainer.engines.protocol import TorchEngine
+from hpc_gpt.trainer.engines.torch_engine import TorchEngine
 from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, is_of_experts, split_of, tile_of
 
 States = dict[str, dict[str, Tensor]]
@@ -41,7 +41,7 @@ def are_equal(one: States, other: States) -> bool:
 def _of_torch(engine: Any) -> States:
     found: States = {}
     shards = getattr(engine, "_shards", engine._parameters)
-    kernel = engine._update.optimizer
+    kernel = engine._optimizer
     for parameter, shard in zip(engine._parameters, shards, strict=True):
         own = {kind: value for kind, value in kernel.state.get(shard, {}).items() if value.ndim}
         if not isinstance(parameter, DTensor):  # under a sharded optimizer one rank has the states
@@ -123,7 +123,7 @@ def _of_deepspeed(engine: Any) -> States:
 def numbers_of(engine: Any) -> dict[str, float | None]:
     """Steps, those of the optimizer on any rank, and fp16's loss scale. Collective."""
     if isinstance(engine, TorchEngine):
-        optimizer, scale = engine._update.optimizer, engine._scaler.read().get("scale")
+        optimizer, scale = engine._optimizer, engine._scaler.read().get("scale")
     else:
         optimizer, scale = engine._engine.basic_optimizer, None
         if engine._resolved.train.dtype == "fp16":

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from hpc_gpt.trainer.engines.optimizer import gradients_of, norms_of
+from hpc_gpt.trainer.engines.torch_engine import gradients_of
 from hpc_gpt.trainer.model.dispatch import ExpertParallel, Routed
 from hpc_gpt.trainer.model.gpt import Block
 from hpc_gpt.trainer.model.router import Router, routers_of
@@ -19,9 +19,9 @@ Fault = Callable[[Any], None]
 
 def _no_divisor(engine: Any) -> None:
     """The gradient of experts is divided by their replicas alone."""
-    if hasattr(engine, "_reduce_experts"):
-        reduce, ep = engine._reduce_experts, engine.experts.size
-        engine._reduce_experts = lambda: (reduce(), [one.mul_(ep) for one in gradients_of(engine._of_experts)])
+    if hasattr(engine, "_of_experts"):
+        reduce, ep = engine._complete_gradients, engine.experts.size
+        engine._complete_gradients = lambda: (reduce(), [one.mul_(ep) for one in gradients_of(engine._of_experts)])
     else:
         engine.experts = ExpertParallel()
 
@@ -31,8 +31,7 @@ def _norm_of(counts: Callable[[Any, Tensor], bool]) -> Fault:
 
     def apply(engine: Any) -> None:
         ours = engine._shards if hasattr(engine, "_shards") else engine._parameters
-        counted = [one for one in ours if counts(engine, one)]
-        engine._update._norms = lambda: norms_of(gradients_of(counted))
+        engine._counted = [one for one in ours if counts(engine, one)]
 
     return apply
 

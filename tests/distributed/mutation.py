@@ -78,8 +78,10 @@ def _replace_tp(find: Callable[[Any], Any], **deaf: Any) -> Callable[[Any], None
 
 
 def _norm_by_itself(engine: Any) -> None:
-    owner = engine._update if hasattr(engine, "_update") else engine._norm
-    setattr(owner, "_group" if hasattr(owner, "_group") else "group", None)
+    if hasattr(engine, "_everyone"):
+        engine._everyone = None
+    else:
+        engine._norm.group = None
 
 
 def _no_mean(engine: Any) -> None:
@@ -89,7 +91,7 @@ def _no_mean(engine: Any) -> None:
     elif kind == "DeepspeedZero":
         engine._engine.enable_backward_allreduce = False
     elif kind == "Ddp":
-        engine._gradients = lambda last: engine._replicas.no_sync()
+        engine._accumulation = lambda is_last: engine._replicas.no_sync()
     else:
         raise AssertionError(kind)
 
@@ -131,7 +133,7 @@ def _no_marks(engine: Any) -> None:
 
 
 def _no_exchange(engine: Any) -> None:
-    optimizer = engine._update.optimizer
+    optimizer = engine._optimizer
     optimizer.send_weights = None
     for matrices in getattr(optimizer, "matrices", ()):
 
@@ -143,7 +145,7 @@ def _no_exchange(engine: Any) -> None:
 
 
 def _nothing_of_others(engine: Any) -> None:
-    for exchange in engine._update.optimizer.matrices:
+    for exchange in engine._optimizer.matrices:
 
         def send(parts: Any, sent: list[int], received: list[int], one: Any = exchange) -> Tensor:
             arrived = list(type(one)._send(one, parts, sent, received).split(received))

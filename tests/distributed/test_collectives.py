@@ -146,14 +146,14 @@ def placements(folder: Path, case: Case) -> dict[str, dict[str, Any]]:
         share = parameter.detach().redistribute(placements=(parameter.placements[0], Replicate()))
         whole = _in_order(share.full_tensor(), split_of(parameter), resolved.layout.tp)
         found[full_name(parameter)] = _placed(parameter) | {"as drawn": torch.equal(whole, drawn[full_name(parameter)])}
-    apply = engine._update.apply
+    complete = engine._complete_gradients
 
-    def noted(lr: float) -> Any:
+    def noted() -> None:
         for parameter in engine.module.parameters():
             found[full_name(parameter)]["gradient"] = _placed(parameter.grad)
-        return apply(lr)
+        complete()
 
-    engine._update.apply = noted
+    engine._complete_gradients = noted
     train(engine, resolved, range(1))
     return found
 

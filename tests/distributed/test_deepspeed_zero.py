@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hpc_gpt.core.errors import ConfigError
-from hpc_gpt.trainer.engines.protocol import module_of
+from hpc_gpt.trainer.engines.build import module_of
 from tests.distributed.equality_cases import STEPS, Case
 from tests.distributed.ranks import Task, each
 from tests.distributed.reference import reference

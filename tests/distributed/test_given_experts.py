@@ -17,7 +17,7 @@ from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.weights.config import InitConfig
-from hpc_gpt.trainer.engines import protocol
+from hpc_gpt.trainer.engines.protocol import read_weights
 from hpc_gpt.trainer.model.folder_tensors import write_hf
 from tests import marked
 from tests.distributed.equality_cases import SEQ, VOCAB, Case, micro_batches, whole_batch, zero
@@ -68,7 +68,7 @@ def train_given(folder: Path, family: str, how: str, drawn: bool = False) -> lis
     engine = build(resolved)
     begun = save_now(engine, new_folder(folder / f"{family} {how} begun"))
     if dist.get_rank() == 0:
-        weights = {name: one.clone() for name, one in protocol.read_weights(begun, resolved)}
+        weights = {name: one.clone() for name, one in read_weights(begun, resolved)}
         torch.save(weights, folder / f"{family} {how} {drawn}.pt")
         shutil.rmtree(begun)
     figures = steps(engine, resolved)

@@ -13,13 +13,14 @@ from hpc_gpt.core.engines.base.owners import owned_by_rank, parameters_of, stack
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.trainer.checkpoints.torch_states import whole_share
-from hpc_gpt.trainer.engines.optimizer import LossScaler, Update, gradients_of, norms_of
+from hpc_gpt.trainer.engines.torch_engine import LossScaler
 from hpc_gpt.trainer.model.tensor_parallel import full_name, name_parameter
 from hpc_gpt.trainer.optimizers import build_optimizer
 from hpc_gpt.trainer.optimizers.newton_schulz import is_hidden
 from tests.distributed.equality_cases import CLIP, Case
 from tests.distributed.ranks import Task, each_task
 from tests.distributed.trainings import build, train
+from tests.trainer.engines.updates import Update
 
 Found = Callable[[Task], Any]
 DP2, CPU, SHARDED = Layout(1, 1, 2), torch.device("cpu"), Engine(name="ddp", sharded_optimizer=True)
@@ -32,9 +33,9 @@ def update_one(folder: Path, case: Case) -> dict[str, Any]:
     shares = [whole_share(parameter, resolved.model)]
     optimizer = build_optimizer(resolved, [parameter], shares, lambda _: dist.group.WORLD)
     parameter.grad = torch.ones(8, 8)
-    norms = [parameter] if dist.get_rank() == 0 else []
+    counted = [parameter] if dist.get_rank() == 0 else []
     scaler = LossScaler(resolved.train.dtype, CPU)
-    update = Update(optimizer, lambda: norms_of(gradients_of(norms)), dist.group.WORLD, CLIP, scaler, CPU)
+    update = Update(optimizer, counted, dist.group.WORLD, CLIP, scaler)
     update.apply(0.1)
     everyones: list[Any] = [None, None]
     dist.all_gather_object(
@@ -99,7 +100,7 @@ def names_of_owners(folder: Path, case: Case) -> dict[str, Any]:
     dist.broadcast = counted
     train(ours, resolved, range(2, 3))
     dist.broadcast = broadcast
-    names = sorted(full_name(one) for group in ours._update.optimizer.param_groups for one in group["params"])
+    names = sorted(full_name(one) for group in ours._optimizer.param_groups for one in group["params"])
     everyones: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyones, names)
     return {"names": everyones, "sends": sends}

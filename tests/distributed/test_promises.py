@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
-from hpc_gpt.trainer.engines.protocol import TorchEngine
+from hpc_gpt.trainer.engines.torch_engine import TorchEngine
 from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel
 from hpc_gpt.trainer.model.vocab_loss import VocabParallelLoss
 from tests.distributed.engine_states import are_equal, states_of
@@ -67,7 +67,7 @@ def state_of(engine: Any) -> list[Any]:
     own = [*engine.module.parameters()]
     if isinstance(engine, TorchEngine):
         own += getattr(engine, "_shards", None) or engine._parameters
-        own += [value for state in engine._update.optimizer.state.values() for value in state.values()]
+        own += [value for state in engine._optimizer.state.values() for value in state.values()]
     held = [getattr(one, "ds_tensor", one) for one in own]
     local = [one.to_local() if hasattr(one, "to_local") else one for one in held]
     return everyone([float(one.detach().double().sum()) for one in local])
@@ -90,16 +90,16 @@ def poisoned(engine: Any) -> Iterator[None]:
         yield
         hook.remove()
         return
-    apply = engine._update.apply
+    complete = engine._complete_gradients
 
-    def with_infinity(lr: float) -> Any:
+    def with_infinity() -> None:
+        complete()
         if dist.get_rank() == 0 or engine._resolved.engine.name == "ddp":  # whose gradients are the same on all
             _first_gradient(engine).view(-1)[0] = math.inf
-        return apply(lr)
 
-    engine._update.apply = with_infinity  # type: ignore[method-assign]
+    engine._complete_gradients = with_infinity  # type: ignore[method-assign]
     yield
-    engine._update.apply = apply  # type: ignore[method-assign]
+    engine._complete_gradients = complete  # type: ignore[method-assign]
 
 
 def _first_gradient(engine: Any) -> torch.Tensor:

@@ -27,8 +27,9 @@ from torch.distributed.tensor import DTensor
 from hpc_gpt.core.errors import CheckpointError
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.rank_files import HostCopies, RankFiles
-from hpc_gpt.trainer.engines import protocol
-from hpc_gpt.trainer.engines.optimizer import counted_parameters
+from hpc_gpt.trainer.engines import build as build_engines
+from hpc_gpt.trainer.engines.protocol import read_weights
+from hpc_gpt.trainer.engines.torch_engine import TorchEngine, counted_parameters
 from hpc_gpt.trainer.model.tensor_parallel import full_name, split_of, tile_of
 from hpc_gpt.trainer.ranks import Ranks
 from tests.distributed.equality_cases import EVALUATION, STEPS, Case, micro_batches, token_bytes
@@ -56,9 +57,9 @@ def build(resolved: Resolved, seed: int | None = None) -> Any:
         from hpc_gpt.trainer.engines.deepspeed_setup import import_deepspeed
 
         import_deepspeed(torch.device("cpu")).accelerator.get_accelerator().is_fp16_supported = lambda: True
-        with patch.object(protocol, "check_dtype_on"):
-            return protocol.build_engine(resolved, torch.device("cpu"))
-    return protocol.build_engine(resolved, torch.device("cpu"))
+        with patch.object(build_engines, "check_dtype_on"):
+            return build_engines.build_engine(resolved, torch.device("cpu"))
+    return build_engines.build_engine(resolved, torch.device("cpu"))
 
 
 def train(engine: Any, resolved: Resolved, steps: range) -> Figures:
@@ -178,9 +179,7 @@ def saved_weights(engine: Any, resolved: Resolved, folder: Path) -> dict[str, Te
     if dist.get_rank():
         return {}
     weights = {
-        name: weight.clone()
-        for name, weight in protocol.read_weights(folder, resolved)
-        if not name.endswith("choice_bias")
+        name: weight.clone() for name, weight in read_weights(folder, resolved) if not name.endswith("choice_bias")
     }
     shutil.rmtree(folder)
     return weights
@@ -201,7 +200,7 @@ def complaint(engine: Any, folder: Path, resolved: Resolved | None = None) -> st
 
 def count_parameters(engine: Any) -> int:
     """Parameters of the whole model, a tied embedding once. Collective."""
-    if isinstance(engine, protocol.TorchEngine):
+    if isinstance(engine, TorchEngine):
         return sum(parameter.numel() for parameter in engine._parameters)
     # Under ZeRO-3 a rank holds only a piece of each parameter.
     own = counted_parameters(engine.module.parameters(), engine.tp_rank)

@@ -26,8 +26,8 @@ from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.trainer.engines.build import build_engine, module_of
 from hpc_gpt.trainer.engines.deepspeed_setup import import_deepspeed
-from hpc_gpt.trainer.engines.protocol import build_engine, module_of
 from hpc_gpt.trainer.model.documents import Boundaries, MicroBatch
 from tests.allocated import peak, profiled_whole
 

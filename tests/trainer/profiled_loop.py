@@ -17,7 +17,7 @@ import torch
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress
-from hpc_gpt.trainer.engines.protocol import build_engine
+from hpc_gpt.trainer.engines.build import build_engine
 from hpc_gpt.trainer.loop import Loop, Supervision
 from hpc_gpt.trainer.supervision.gpus import GpuReader
 from hpc_gpt.trainer.supervision.signals import Signals

@@ -14,7 +14,7 @@ from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, LayoutReq
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.engines.attention import AttentionKernels
-from hpc_gpt.trainer.engines.protocol import build_engine
+from hpc_gpt.trainer.engines.build import build_engine
 from hpc_gpt.trainer.model.attention import attention_core
 from hpc_gpt.trainer.model.context_parallel import KeysGathered, SequencePart
 from hpc_gpt.trainer.model.documents import Boundaries

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hpc_gpt.trainer.engines.attention import prepare_attention
-from hpc_gpt.trainer.engines.optimizer import whole_norm
 from hpc_gpt.trainer.engines.protocol import TrainingEngine
+from hpc_gpt.trainer.engines.torch_engine import whole_norm
 from hpc_gpt.trainer.model.attention import last_mask
 from hpc_gpt.trainer.model.documents import Boundaries, Documents
 from hpc_gpt.trainer.model.gpt import Gpt

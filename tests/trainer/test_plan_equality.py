@@ -74,8 +74,7 @@ def measure(folder: Path, resolved: Resolved) -> list[dict[str, Any]]:
     engine.train_step(iter(micro_batches(resolved, engine.dp_rank, 0)))
     parameters = list(engine.module.parameters())
     model = _storages(_held(parameter) for parameter in parameters)
-    updated = engine._optimizer if hasattr(engine, "_optimizer") else engine._update.optimizer
-    optimizer = _storages(chain(_of_optimizer(getattr(updated, "optim", updated)), _masters(engine)))
+    optimizer = _storages(chain(_of_optimizer(engine._optimizer), _masters(engine)))
     own = {
         "at": (engine.tp_rank, engine.pp_rank, engine.dp_rank),
         "parameters": sum(_count(parameter, resolved.layout.dp) for parameter in parameters),

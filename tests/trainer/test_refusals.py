@@ -18,8 +18,8 @@ from hpc_gpt.trainer.__main__ import _find_attempt
 from hpc_gpt.trainer.checkpoints import training_state
 from hpc_gpt.trainer.checkpoints.checkpoint import Checkpoints, Progress
 from hpc_gpt.trainer.engines.attention import AttentionKernels
+from hpc_gpt.trainer.engines.build import build_engine, check_dtype_on, check_matmul_on
 from hpc_gpt.trainer.engines.kernels import check_compilers
-from hpc_gpt.trainer.engines.protocol import build_engine, check_dtype_on, check_matmul_on
 from hpc_gpt.trainer.ranks import choose_device
 from hpc_gpt.trainer.supervision.meeting import RankIdentity
 from tests.refusals import Row, check_refusal

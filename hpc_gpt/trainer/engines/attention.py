@@ -21,7 +21,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.engines import torch_private
 from hpc_gpt.trainer.engines.kernels import check_backend
 from hpc_gpt.trainer.model.attention import Attention, rotation_of
 from hpc_gpt.trainer.model.context_parallel import ContextParallel
@@ -172,7 +171,7 @@ class AttentionKernels:
             mask = torch.empty(1, 1, queries, shape.seq, dtype=self._dtype, device=device).expand(batch, -1, -1, -1)
         may_be_flash = device.type == "cuda" and self._dtype != torch.float32 and _FLASH in self._kernels
         if queries < shape.seq and may_be_flash:
-            self._kernels, self.last = [_FLASH], torch_private.flash_of_last
+            self._kernels, self.last = [_FLASH], flash_of_last
             return
 
         def why_not(kernel: SDPBackend, expands: bool) -> str:
@@ -308,3 +307,18 @@ def _key_compile_cache(kernels: Iterable[SDPBackend]) -> None:
     config = torch.compiler.config
     users = config.cache_key_tag.partition(_TAG)[0]
     config.cache_key_tag = users + _TAG + ",".join(_NAMES[kernel.value] for kernel in kernels)
+
+
+def flash_of_last(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention of the last positions to all positions, on CUDA in 16 bits.
+
+    Query [batch, heads, seq, width], key and value [batch, heads of keys, keys, width] -> the query's shape. SDPA takes
+    the queries of causal attention for the first positions; its flash kernel takes them for the last ones. (The public
+    way, `nn.attention.bias`, does the same, but imports torch's compiler and cannot be compiled.)
+    """
+    width = query.shape[-1]
+    # The kernel takes widths that are multiples of 8. (Padding by zero would copy.)
+    if width % 8:
+        query, key, value = (nn.functional.pad(part, (0, -width % 8)) for part in (query, key, value))
+    mixed: Tensor = torch._scaled_dot_product_flash_attention(query, key, value, is_causal=True, scale=width**-0.5)[0]
+    return mixed[..., :width]

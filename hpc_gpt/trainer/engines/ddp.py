@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,9 +21,7 @@ from hpc_gpt.trainer.checkpoints.states import Share
 from hpc_gpt.trainer.checkpoints.torch_states import TorchStates, whole_share
 from hpc_gpt.trainer.engines.kernels import compile_model, compiler
 from hpc_gpt.trainer.engines.master_weights import HALF, MasterWeights
-from hpc_gpt.trainer.engines.optimizer import Update, counted_parameters, gradients_of, norms_of
-from hpc_gpt.trainer.engines.protocol import TorchEngine
-from hpc_gpt.trainer.engines.torch_private import all_reduce_each, for_each
+from hpc_gpt.trainer.engines.torch_engine import TorchEngine, counted_parameters, for_each, gradients_of
 from hpc_gpt.trainer.model.fp8 import WeightsOnce
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.techniques import Techniques
@@ -54,9 +53,8 @@ class Ddp(TorchEngine):
         experts = {*self._of_experts}
         self._same_experts = own_group(layout, "edp", dist.get_rank()) if layout.ep > 1 else None
         shares = [whole_share(one, resolved.model, self.experts) for one in self._parameters]
-        everyone = dist.group.WORLD if layout.gpus > 1 else None
-        optimizer = build_optimizer(
-            resolved, self._parameters, shares, lambda one: self._same_experts if one in experts else everyone
+        self._optimizer = build_optimizer(
+            resolved, self._parameters, shares, lambda one: self._same_experts if one in experts else self._everyone
         )
         compile_model(self.module, engine)
         in_fp8 = train.matmul != "none"
@@ -66,11 +64,8 @@ class Ddp(TorchEngine):
         # Each parameter counts on its first rank: a norm that each rank computed might differ by rounding.
         place = layout.data_rank(dist.get_rank())
         counted = counted_parameters(self._parameters, self.tp_rank)
-        counted = [one for one in counted if place < (layout.ep if is_of_experts(one) else 1)]
-        self._update = Update(
-            optimizer, lambda: norms_of(gradients_of(counted)), everyone, train.clip, self._scaler, device
-        )
-        self._states = TorchStates(self._parameters, shares, optimizer, self._writes, engine.sharded_optimizer)
+        self._counted = [one for one in counted if place < (layout.ep if is_of_experts(one) else 1)]
+        self._states = TorchStates(self._parameters, shares, self._optimizer, self._writes, engine.sharded_optimizer)
 
     def _writes(self, share: Share) -> bool:
         """Whether this rank saves the share: the first rank does, and the first one with each of divided experts."""
@@ -96,29 +91,26 @@ class Ddp(TorchEngine):
             wrapped.register_comm_hook(self._masters, lambda masters, bucket: masters.average(bucket))
         return wrapped
 
-    def _gradients(self, last: bool) -> contextlib.AbstractContextManager[None]:
-        """The context of a micro-batch: the `last` one averages the gradient over the ranks, the others add to it
+    def _accumulation(self, is_last: bool) -> contextlib.AbstractContextManager[None]:
+        """The context of a micro-batch: the last one averages the gradient over the ranks, the others add to it
         locally."""
         if self._replicas is not None and self._masters is not None:
-            self._masters.collects = not last
-        if self._replicas is None or last:
+            self._masters.collects = not is_last
+        if self._replicas is None or is_last:
             return contextlib.nullcontext()
         context: contextlib.AbstractContextManager[None] = self._replicas.no_sync()
         return context
 
     @torch.no_grad()
-    def _reduce_experts(self) -> None:
-        """Averages the gradients of this rank's experts: a sum over their copies, which have the tokens of all ranks
-        already; so the divisor is that of the other weights."""
+    def _complete_gradients(self) -> None:
+        """Averages the gradients of this rank's experts, which DDP leaves alone: a sum over their copies, which have
+        the tokens of all ranks already; so the divisor is that of the other weights."""
         gradients = gradients_of(self._of_experts)
         for_each("div_", gradients, self._resolved.layout.data_ranks)
         if self._same_experts is not None:
-            all_reduce_each(gradients, self._same_experts).wait()
+            _all_reduce_each(gradients, self._same_experts).wait()
 
-    def _update_weights(self, lr: float) -> tuple[Tensor, Tensor]:
-        if self._of_experts:
-            self._reduce_experts()
-        updated = self._update.apply(lr)
+    def _finish_update(self) -> None:
         if self._masters is not None:
             self._masters.refresh(self._weights)
             self._masters.drop_gradients(self._weights)
@@ -129,7 +121,6 @@ class Ddp(TorchEngine):
             for weight in self._weights:
                 weight.grad = None
         self._weights_changed()
-        return updated
 
     def _weights_are_loaded(self) -> None:
         if self._masters is not None:
@@ -148,3 +139,9 @@ def _master_weights_of(resolved: Resolved, parts: list[list[nn.Parameter]]) -> M
     """The master weights of a model's `parts`, whose weights become bf16 or fp16; None in fp32."""
     half = HALF.get(resolved.train.dtype)
     return None if half is None else MasterWeights(parts, half)
+
+
+def _all_reduce_each(tensors: list[Tensor], group: dist.ProcessGroup) -> torch.futures.Future[Any]:
+    """Begins an all-reduce of every tensor over the group, a sum in place; returns a future."""
+    coalesced: torch.futures.Future[Any] = group.allreduce_coalesced(tensors).get_future()
+    return coalesced

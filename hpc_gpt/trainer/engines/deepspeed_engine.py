@@ -19,6 +19,7 @@ from hpc_gpt.core.engines.base.ds_config import clips_itself, shards_in_bf16_opt
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import learning_rate
 from hpc_gpt.trainer.checkpoints.states import SavedStates, Share
+from hpc_gpt.trainer.engines.deepspeed_norm import GradientNorm
 from hpc_gpt.trainer.engines.deepspeed_setup import import_deepspeed, quiet
 from hpc_gpt.trainer.engines.deepspeed_states import DeepspeedStates, Piece
 from hpc_gpt.trainer.engines.library_patches import (
@@ -28,7 +29,6 @@ from hpc_gpt.trainer.engines.library_patches import (
     skip_gradient_average,
 )
 from hpc_gpt.trainer.engines.master_weights import HALF
-from hpc_gpt.trainer.engines.optimizer import GradientNorm
 from hpc_gpt.trainer.engines.protocol import StepResult, TrainingEngine
 from hpc_gpt.trainer.model.initial_weights import AT_ONCE
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel

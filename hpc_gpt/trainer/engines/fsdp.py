@@ -36,9 +36,8 @@ from hpc_gpt.trainer.checkpoints.torch_states import TorchStates
 from hpc_gpt.trainer.engines.ddp import Ddp
 from hpc_gpt.trainer.engines.kernels import compile_model
 from hpc_gpt.trainer.engines.master_weights import HALF
-from hpc_gpt.trainer.engines.optimizer import Update, counted_parameters, gradients_of, norms_of
-from hpc_gpt.trainer.engines.protocol import MicroBatches, TorchEngine, TrainingEngine
-from hpc_gpt.trainer.engines.torch_private import for_each
+from hpc_gpt.trainer.engines.protocol import MicroBatches, TrainingEngine
+from hpc_gpt.trainer.engines.torch_engine import TorchEngine, counted_parameters, for_each, gradients_of
 from hpc_gpt.trainer.model.context_parallel import ContextParallel
 from hpc_gpt.trainer.model.dispatch import ExpertParallel
 from hpc_gpt.trainer.model.gpt import Block, Gpt
@@ -64,7 +63,7 @@ class Fsdp(TorchEngine):
     """
 
     def __init__(self, resolved: Resolved, device: torch.device) -> None:
-        layout, train = resolved.layout, resolved.train
+        layout = resolved.layout
         assert layout.pp == 1, "the settings' check of the engine refuses stages"
         super().__init__(resolved, device)
         mesh, over = build_mesh(layout, device), build_expert_mesh(layout, device)
@@ -79,23 +78,19 @@ class Fsdp(TorchEngine):
         pairs = list(zip(self._parameters, self._shards, strict=True))
         shares = [mesh_share(whole, shard, resolved.model) for whole, shard in pairs]
         replicas = None if layout.shard is None else mesh.get_group("replicas")
-        optimizer = build_optimizer(resolved, self._shards, shares, lambda _: replicas)
-        everyone = dist.group.WORLD if layout.gpus > 1 else None
+        self._optimizer = build_optimizer(resolved, self._shards, shares, lambda _: replicas)
         self._in_replicas = layout.shard is not None
         self._last_set: tuple[bool, bool] | None = None
         # The first replica's shards count in the norm; the others are equal.
         is_first = layout.data_rank(dist.get_rank()) < layout.shards
-        counted = counted_parameters(self._shards, self.tp_rank) if is_first else []
-        self._update = Update(
-            optimizer, lambda: norms_of(gradients_of(counted)), everyone, train.clip, self._scaler, device
-        )
+        self._counted = counted_parameters(self._shards, self.tp_rank) if is_first else []
         firsts = {full_name(shard) for whole, shard in pairs if is_first_copy(whole, split_of(shard))}
-        self._states = TorchStates(self._shards, shares, optimizer, lambda share: share.name in firsts)
+        self._states = TorchStates(self._shards, shares, self._optimizer, lambda share: share.name in firsts)
 
-    def _gradients(self, last: bool) -> AbstractContextManager[None]:
-        self._root.set_is_last_backward(last)
-        at_once = last or self._resolved.engine.reshard
-        wanted = at_once, last if self._in_replicas else at_once
+    def _accumulation(self, is_last: bool) -> AbstractContextManager[None]:
+        self._root.set_is_last_backward(is_last)
+        at_once = is_last or self._resolved.engine.reshard
+        wanted = at_once, is_last if self._in_replicas else at_once
         if wanted != self._last_set:  # each call goes through all modules
             self._root.set_requires_gradient_sync(at_once)
             self._root.set_requires_all_reduce(wanted[1])
@@ -104,16 +99,16 @@ class Fsdp(TorchEngine):
         return nullcontext()
 
     @torch.no_grad()  # outside of it, each `to_local` would call autograd
-    def _update_weights(self, lr: float) -> tuple[Tensor, Tensor]:
+    def _complete_gradients(self) -> None:
         for parameter, shard in zip(self._parameters, self._shards, strict=True):
             shard.grad = parameter.grad.to_local()
         if (size := self.experts.size) > 1:
             # FSDP2 has divided them by edp. They have the tokens of all ep ranks, so the divisor is edp x ep.
             for_each("div_", gradients_of(one for one in self._shards if is_of_experts(one)), size)
-        updated = self._update.apply(lr)
+
+    def _finish_update(self) -> None:
         for parameter, shard in zip(self._parameters, self._shards, strict=True):
             parameter.grad = shard.grad = None
-        return updated
 
     @torch.no_grad()
     def evaluate(self, micro_batches: MicroBatches, count: int) -> Tensor:

@@ -14,7 +14,6 @@ from torch import nn
 
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.settings.experiment import Engine
-from hpc_gpt.trainer.engines import torch_private
 from hpc_gpt.trainer.model.experts import Experts
 from hpc_gpt.trainer.model.gpt import Block, Gpt
 from hpc_gpt.trainer.model.router import Router
@@ -41,7 +40,7 @@ def compile_model(module: nn.Module, engine: Engine, blocks: Iterable[nn.Module]
         drop_cut_libraries(Path(folder))
     how: dict[str, Any] = {"backend": engine.compile_backend, "dynamic": False}
     if engine.keep_residuals:
-        how["options"] = torch_private.keep_residuals()
+        how["options"] = _keep_residuals()
     losses: list[nn.Module] = []
     for part in module.modules():
         if isinstance(part, (Router, Experts)):
@@ -117,7 +116,7 @@ def compile_seconds() -> float | None:
     """Seconds of wall time that torch.compile took in this process; None if nothing was compiled."""
     if "torch._dynamo.utils" not in sys.modules:
         return None
-    return torch_private.time_spent_compiling() or None
+    return float(torch._dynamo.utils.calculate_time_spent()["total_wall_time"]) or None
 
 
 def check_backend(backend: str, device: torch.device, instead: str) -> None:
@@ -146,3 +145,30 @@ def check_triton(setting: str, device: torch.device, instead: str) -> None:
             f"{setting}, which needs Triton for a GPU, but it is not installed",
             f"install torch's CUDA wheel, which brings it, {instead}",
         )
+
+
+def _keep_residuals() -> dict[str, Any]:
+    """Options of torch.compile that keep the input of a norm, if it is a sum, for the backward pass.
+
+    Without them Inductor keeps the two summands, or the sum in fp32, and computes the sum again.
+    """
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    class KeepResiduals(CustomGraphPass):
+        def __call__(self, graph: torch.fx.Graph) -> None:
+            aten = torch.ops.aten
+            layer_norms = graph.find_nodes(op="call_function", target=aten.var_mean.correction)
+            means = graph.find_nodes(op="call_function", target=aten.mean.dim)
+            rms_norms = [mean.args[0] for mean in means if mean.args[0].target is aten.pow.Tensor_Scalar]
+            for norm in (*layer_norms, *rms_norms):
+                read = norm.args[0]
+                while read.target is torch.ops.prims.convert_element_type.default:
+                    read = read.args[0]
+                if read.target is aten.add.Tensor:
+                    read.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+        def uuid(self) -> str:
+            return "hpc-gpt keep_residuals 2"
+
+    return {"joint_custom_post_pass": KeepResiduals()}

@@ -19,8 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hpc_gpt.trainer.engines.optimizer import gradients_of
-from hpc_gpt.trainer.engines.torch_private import for_each
+from hpc_gpt.trainer.engines.torch_engine import for_each, gradients_of
 from hpc_gpt.trainer.model.tensor_parallel import full_name, is_of_experts, name_parameter, split_of
 
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}

@@ -78,7 +78,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """The optimizer that `train.optimizer` names. Collective.
 
-    Before each step `Update` sets the `lr` of each group, by the group's own `peak_lr` if it has one. With
+    Before each step the engine sets the `lr` of each group, by the group's own `peak_lr` if it has one. With
     `defaults["fused"]` a step obeys `found_inf` and `grad_scale`, as torch's fused kernels do. States of a parameter's
     size are saved by their names. With engine.sharded_optimizer each rank has the states of some parameters, which it
     updates; `send_weights` is to be called after a step.

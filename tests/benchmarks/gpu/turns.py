@@ -73,7 +73,7 @@ class Variant:
         if name == PEER:
             self.peer = peer_of(resolved.model, device)
         else:
-            from hpc_gpt.trainer.engines.protocol import build_engine
+            from hpc_gpt.trainer.engines.build import build_engine
 
             self.engine: Any = build_engine(resolved, device)
             self.plan_gib = max(stage.allocated for stage in predict_memory(training_of(resolved)).stages)

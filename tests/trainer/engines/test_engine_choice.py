@@ -9,7 +9,7 @@ import torch
 
 from hpc_gpt.core.errors import LayoutError
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.trainer.engines.protocol import allow_tf32, check_dtype_on, check_matmul_on
+from hpc_gpt.trainer.engines.build import allow_tf32, check_dtype_on, check_matmul_on
 from hpc_gpt.trainer.ranks import choose_device
 from hpc_gpt.trainer.supervision.meeting import RankIdentity
 from tests.trainer.launch import LOCAL, settings

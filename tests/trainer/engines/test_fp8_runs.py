@@ -12,7 +12,7 @@ from hpc_gpt.core.settings.cluster import load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.schedule import learning_rate
-from hpc_gpt.trainer.engines.protocol import build_engine
+from hpc_gpt.trainer.engines.build import build_engine
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import full_name

@@ -14,14 +14,9 @@ from hpc_gpt.trainer.engines import library_patches
 from hpc_gpt.trainer.engines.deepspeed_3d import Deepspeed3D
 from hpc_gpt.trainer.engines.deepspeed_zero import DeepspeedZero
 from hpc_gpt.trainer.engines.library_patches import PINNED, TESTED, note_untested, set_existing
-from hpc_gpt.trainer.engines.optimizer import LossScaler, Update, gradients_of, is_fused, norms_of
+from hpc_gpt.trainer.engines.torch_engine import LossScaler, is_fused
 from tests.conftest import REPOSITORY
-
-CPU = torch.device("cpu")
-
-
-def _norms(weight: nn.Parameter) -> torch.Tensor:
-    return norms_of(gradients_of([weight]))
+from tests.trainer.engines.updates import CPU, Update
 
 
 def test_the_pinned_versions_are_tested_ones() -> None:
@@ -75,15 +70,7 @@ def test_a_fused_optimizer_without_torchs_mark_is_clipped_by_the_host(monkeypatc
         if not has_mark:
             del optimizer._step_supports_amp_scaling
         assert is_fused(optimizer) is has_mark
-        device = torch.device("cpu")
-        update = Update(
-            optimizer,
-            lambda weight=weight: norms_of(gradients_of([weight])),
-            None,
-            2.0,
-            LossScaler("fp32", device),
-            device,
-        )
+        update = Update(optimizer, [weight], None, 2.0, LossScaler("fp32", CPU))
         for gradient in (8.0, torch.inf):
             weight.grad = torch.full((1,), gradient)
             update.apply(0.5)

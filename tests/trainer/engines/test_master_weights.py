@@ -16,10 +16,11 @@ from hpc_gpt.trainer.checkpoints.rank_files import HostCopies, RankFiles
 from hpc_gpt.trainer.checkpoints.states import SavedIndex, SavedStates, put_states
 from hpc_gpt.trainer.checkpoints.torch_states import TorchStates, whole_share
 from hpc_gpt.trainer.engines.master_weights import HALF, MasterWeights
-from hpc_gpt.trainer.engines.optimizer import LossScaler, Update, gradients_of, norms_of
+from hpc_gpt.trainer.engines.torch_engine import LossScaler
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, name_parameter, split_of
 from hpc_gpt.trainer.optimizers import build_optimizer
+from tests.trainer.engines.updates import Update
 from tests.trainer.launch import settings
 
 
@@ -119,8 +120,7 @@ class Training:
         self.masters = MasterWeights(Gpt(ODD, seed).parts(), self.half)
         self.optimizer = build_optimizer(replace(RUN, train=train), self.masters.masters)
         self.scaler = LossScaler(train.dtype, CPU)
-        norms = lambda: norms_of(gradients_of(self.masters.masters))  # noqa: E731
-        self.update = Update(self.optimizer, norms, None, train.clip, self.scaler, CPU)
+        self.update = Update(self.optimizer, self.masters.masters, None, train.clip, self.scaler)
         shares = [whole_share(one, ODD) for one in self.masters.masters]
         self.states = TorchStates(self.masters.masters, shares, self.optimizer, lambda share: True)
 

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.trainer.engines.optimizer import LossScaler, Update, gradients_of, norms_of
+from hpc_gpt.trainer.engines.torch_engine import LossScaler
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.optimizers import build_optimizer
+from tests.trainer.engines.updates import Update
 from tests.trainer.launch import settings
 
 SMALL = ModelShape(hidden=32, layers=2, heads=4, vocab=61, seq=16)
@@ -77,8 +78,7 @@ def make(kind: str, mode: str, clip: float = 0.0, dtype: str = "fp32") -> tuple[
     generator = torch.Generator().manual_seed(1)
     parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in ((3, 4), (5,))]
     scaler = LossScaler(dtype, CPU)
-    optimizer = OPTIMIZERS[kind](parameters, mode)
-    update = Update(optimizer, lambda: norms_of(gradients_of(parameters)), None, clip, scaler, CPU)
+    update = Update(OPTIMIZERS[kind](parameters, mode), parameters, None, clip, scaler)
     return parameters, update, scaler
 
 

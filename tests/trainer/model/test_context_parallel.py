@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.trainer.engines.torch_private import flash_of_last
+from hpc_gpt.trainer.engines.attention import flash_of_last
 from hpc_gpt.trainer.model.attention import attention_core
 from hpc_gpt.trainer.model.context_parallel import ContextParallel, HeadsExchanged, KeysGathered, SequencePart
 from hpc_gpt.trainer.model.gpt import Gpt

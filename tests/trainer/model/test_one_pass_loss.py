@@ -11,8 +11,8 @@ from torch import Tensor
 from hpc_gpt.core.settings.experiment import Engine, Train
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
+from hpc_gpt.trainer.engines.build import build_engine
 from hpc_gpt.trainer.engines.kernels import compile_model
-from hpc_gpt.trainer.engines.protocol import build_engine
 from hpc_gpt.trainer.model import vocab_loss
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.techniques import Techniques

@@ -38,7 +38,7 @@ def zero_stage(resolved: Resolved) -> int:
 
 
 def clips_itself(resolved: Resolved) -> bool:
-    """Whether our own code (`trainer.engines.optimizer.GradientNorm`) computes the norm and clips, not DeepSpeed.
+    """Whether our own code (`trainer.engines.deepspeed_norm.GradientNorm`) computes the norm and clips, not DeepSpeed.
 
     Without ZeRO, DeepSpeed 0.19.8 computes only the norm of pipeline stage 0, and no norm if it does not clip.
     """

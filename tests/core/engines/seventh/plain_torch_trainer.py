@@ -4,14 +4,12 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.trainer.checkpoints.torch_states import TorchStates, whole_share
 from hpc_gpt.trainer.engines.kernels import compile_model
 from hpc_gpt.trainer.engines.master_weights import HALF, MasterWeights
-from hpc_gpt.trainer.engines.optimizer import Update, gradients_of, norms_of
-from hpc_gpt.trainer.engines.protocol import TorchEngine
+from hpc_gpt.trainer.engines.torch_engine import TorchEngine, gradients_of
 from hpc_gpt.trainer.model.gpt import Gpt
 from hpc_gpt.trainer.model.techniques import Techniques
 from hpc_gpt.trainer.model.tensor_parallel import TensorParallel
@@ -32,26 +30,25 @@ class PlainTorch(TorchEngine):
         self._masters = MasterWeights(self.module.parts(), half) if half else None
         self._parameters = self._masters.masters if self._masters else list(self.module.parameters())
         shares = [whole_share(one, resolved.model) for one in self._parameters]
-        optimizer = build_optimizer(resolved, self._parameters, shares)
+        self._optimizer = build_optimizer(resolved, self._parameters, shares)
         compile_model(self.module, resolved.engine)
-        self._update = Update(
-            optimizer, lambda: norms_of(gradients_of(self._parameters)), None, train.clip, self._scaler, device
-        )
-        self._states = TorchStates(self._parameters, shares, optimizer, lambda share: dist.get_rank() == 0)
+        # All ranks have the whole gradient: the first one's is measured.
+        self._counted = self._parameters if dist.get_rank() == 0 else []
+        self._states = TorchStates(self._parameters, shares, self._optimizer, lambda share: dist.get_rank() == 0)
 
-    def _gradients(self, last: bool) -> AbstractContextManager[None]:
+    def _accumulation(self, is_last: bool) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def _update_weights(self, lr: float) -> tuple[Tensor, Tensor]:
+    def _complete_gradients(self) -> None:
         ranks = self._resolved.layout.data_ranks
         for gradient in gradients_of(self._parameters) if ranks > 1 else []:
             dist.all_reduce(gradient)
             gradient /= ranks
-        updated = self._update.apply(lr)
+
+    def _finish_update(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
         self._weights_are_loaded()
-        return updated
 
     def _weights_are_loaded(self) -> None:
         if self._masters is not None:
