@@ -221,8 +221,11 @@ def head_s(training: Training, rates: Rates) -> float:
         kind = "one_pass" if training.one_pass_loss else "compiled"
         moved = float(VALUES[f"passes.{kind}_loss_bytes"]) * (2 if training.dtype == "fp32" else 1)
     else:
-        moved = 30 * (_COMPILED if training.compiled or training.fused_loss or training.one_pass_loss else 1)
+        moved = VALUES["passes.loss_bytes"] * (
+            _COMPILED if training.compiled or training.fused_loss or training.one_pass_loss else 1
+        )
     loss = tokens * vocab / rates.bytes * moved
-    forward = product + 0.6 * loss
+    in_forward = float(VALUES["passes.loss_forward"])
+    forward = product + in_forward * loss
     again = forward if training.loss_chunks > 1 and not training.one_pass_loss else 0.0
-    return forward + (2 * product + 0.4 * loss + again)
+    return forward + (2 * product + (1 - in_forward) * loss + again)

@@ -5,9 +5,6 @@ import math
 from hpc_gpt.planner.constants import VALUES
 from hpc_gpt.planner.machine import Constants, Machine, generation_of
 
-# The rate if a group needs a network but none is known: slow and finite, so that such a layout is ranked last.
-_NO_NETWORK_GB_S = 0.1
-
 
 class Links:
     """The rates of a machine's links in collectives and sends under `constants`.
@@ -22,11 +19,12 @@ class Links:
     def __init__(self, machine: Machine, constants: Constants) -> None:
         self.per_node, self.switched = max(1, machine.gpus_per_node), machine.switched
         self.node_b_s = machine.node_gb_s * 1e9 * constants.node
-        self.network_b_s = (machine.network_gb_s or _NO_NETWORK_GB_S) * 1e9 * constants.network
+        self.network_b_s = (machine.network_gb_s or VALUES["links.unknown_network_gb_s"]) * 1e9 * constants.network
         share = float(VALUES.get(f"reduction.{generation_of(machine)}.share", 1.0))
         self.reduction_b_s = self.network_b_s / constants.network * constants.reduction * share
         self.host_b_s = machine.host_gb_s * 1e9 * VALUES["host.copies"]
         self.node_latency_s = machine.node_latency_s * constants.latency
+        self.hop_s = self.node_latency_s * VALUES["links.hop"]  # from one member of a ring to the next
         self.network_latency_s = machine.network_latency_s * constants.latency
 
     def ring_s(self, size: float, members: int, stride: int = 1, network_b_s: float | None = None) -> float:
@@ -35,14 +33,14 @@ class Links:
             return 0.0
         span = members * stride
         if span <= self.per_node:
-            rate, latency = self.inside_b_s(members), (members - 1) * self.node_latency_s * 0.5
+            rate, latency = self.inside_b_s(members), (members - 1) * self.hop_s
         else:
             inside = max(1, self.per_node // stride)  # members of one group on one node
             groups = self.per_node / inside  # so many groups leave a node, each with its share of the ports
             rate = min(self.inside_b_s(inside), (network_b_s or self.network_b_s) / groups)
             # A tree over nodes, rings inside: the logarithm of the nodes, not their number.
             hops = math.log2(span / self.per_node + 1)
-            latency = (inside - 1) * self.node_latency_s * 0.5 + hops * self.network_latency_s
+            latency = (inside - 1) * self.hop_s + hops * self.network_latency_s
         return size * (members - 1) / members / rate + latency
 
     def exchange_s(self, size: float, members: int, stride: int, inside: float, leaving: float) -> float:

@@ -26,8 +26,6 @@ from hpc_gpt.planner.links import Links
 from hpc_gpt.planner.machine import DEFAULT, Constants, Machine, Rates, generation_of
 from hpc_gpt.planner.memory import kinds_of_stages, layers_of_stages, over_kinds
 
-_WIDEST = 0.6  # the largest band
-
 
 @dataclass(frozen=True)
 class StepTime:
@@ -65,7 +63,7 @@ def predict_step(training: Training, machine: Machine, constants: Constants = DE
     if constants == DEFAULT or not ranged:
         return step
     moved = abs(step.step_s / _StepModel(machine, DEFAULT).predict(training).step_s - 1)
-    return replace(step, band=min(_WIDEST, step.band + moved / 2))
+    return replace(step, band=min(VALUES["band.most"], step.band + moved / 2))
 
 
 class _StepModel:
@@ -159,7 +157,7 @@ class _StepModel:
         elif training.tp > 1 and states_of(training).splits_by_dtensor:
             launching *= VALUES["host.dtensor"]
         if training.cuda_graphs:
-            launching *= 0.0 if "full" in training.cuda_graphs else 0.5 if "attn" in training.cuda_graphs else 1.0
+            launching *= _launches_beside_graphs(training)
         gathers = 0.0
         # In a pipeline, weights stay gathered.
         if states_of(training).is_pytorchs and engine_of(training).sharding(training) == 3 and training.pp == 1:
@@ -368,12 +366,21 @@ class _StepModel:
         (tests/benchmarks/plan.py). It is larger on several nodes and if the host is the limit, and grows most with
         the share of the step that depends on the network (`across`). Mixtures of experts depend on traits that few
         sources state."""
-        band = 0.12 + (0.05 if training.shape.is_mixture else 0.0)
+        band = float(VALUES["band.least"]) + across
+        if training.shape.is_mixture:
+            band += VALUES["band.mixture"]
         if training.gpus > self.links.per_node:
-            band += 0.04
+            band += VALUES["band.nodes"]
         if host_bound:
-            band += 0.04
-        return min(_WIDEST, band + across)
+            band += VALUES["band.host"]
+        return min(VALUES["band.most"], band)
+
+
+def _launches_beside_graphs(training: Training) -> float:
+    """The share of a layer's launches that its CUDA graphs leave to the host."""
+    if "full" in training.cuda_graphs:
+        return 0.0
+    return float(VALUES["host.beside_attention_graph"]) if "attn" in training.cuda_graphs else 1.0
 
 
 class _Layer(NamedTuple):

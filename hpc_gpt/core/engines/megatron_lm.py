@@ -279,7 +279,8 @@ class MegatronLm(EngineFacts):
         return plain_states(training) if training.dtype == "fp32" else one_gradient_buffer(training)
 
     def logit_bytes(self, training: Training) -> float:
-        """2 + 4 + 4 for the logits in 16 bits, in fp32, and the softmax (planner README, closed form 4)."""
+        """2 + 4 + 4 for the logits in 16 bits, in fp32, and the softmax
+        (Megatron-Core, vocab_parallel_cross_entropy)."""
         if training.fused_loss in LOGIT_BYTES:
             return LOGIT_BYTES[training.fused_loss]
         if training.dtype == "fp32":
