@@ -22,7 +22,13 @@ from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.rules.engine import export_notes
 from hpc_gpt.core.tables import toml_lines, toml_value
 from hpc_gpt.core.terminal import painted, say, shows_life, width, write_heading
-from hpc_gpt.launcher.plan_question import PLANNED_TOKENS, PlanRequest, read_plan_request, search_plan
+from hpc_gpt.launcher.plan_question import (
+    PLANNED_TOKENS,
+    PlanRequest,
+    keys_without_effect,
+    read_plan_request,
+    search_plan,
+)
 from hpc_gpt.launcher.request import Request
 from hpc_gpt.planner.best_plan import usual_batch
 from hpc_gpt.planner.explanation import explain_plan
@@ -162,6 +168,8 @@ def _print(plan: PlanRequest, searched: Searched, as_json: bool, why: str | None
     overlap = None
     if plan.of_program:
         command = ""  # its own arguments decide its layout
+        for key in keys_without_effect(plan, searched):
+            say(f"note: {key} changes nothing in this plan of a program", err=True)
     elif searched.best is not None:
         overlap = overlapped(searched.best, plan.machine, plan.constants)
     slow = slow_text(best, _without_offload(plan), "without offload the best layout") if best is not None else ""

@@ -32,8 +32,9 @@ from hpc_gpt.planner.nearest import check_possible, fewest_gpus
 from hpc_gpt.planner.prediction import constants_of
 from hpc_gpt.planner.question import Question, asked_gpus, question_of, searched_engines
 from hpc_gpt.planner.search import Searched, search
+from hpc_gpt.planner.step_time import StepTime
 from hpc_gpt.planner.table import engine_text
-from hpc_gpt.planner.training import check_matmul
+from hpc_gpt.planner.training import PLANNED, check_matmul
 
 # The profile to plan for if the user has named no cluster, and the fallback has no device.
 STAND_IN = "a100-80g-8"
@@ -305,6 +306,31 @@ def search_plan(plan: PlanRequest, must_fit: bool) -> Searched:
         f"{engine_text(nearest.training)}, needs {peak_memory_text(nearest)}",
         hint,
     )
+
+
+def keys_without_effect(plan: PlanRequest, searched: Searched) -> list[str]:
+    """The keys of [engine] that a program's experiment or the user's options set, and that change nothing in its plan:
+    the engine that it is like has no such switch. A key that the search varies is one only in the options."""
+    engine, usual = plan.experiment.engine, Engine()
+    searched_keys = {f"engine.{name}" for name in PLANNED} - {*plan.request.overrides}
+    idle = []
+    for name, default in vars(usual).items():
+        key = f"engine.{name}"
+        if key == "engine.name" or key in searched_keys or vars(engine)[name] == default:
+            continue
+        overrides = {**plan.request.overrides, key: default}
+        with contextlib.suppress(UserError):  # the plan needs the key
+            without = read_plan_request(replace(plan.request, overrides=overrides), plan.tokens, None)
+            other = search(without.question, plan.machine, plan.constants)
+            if _runs_of(other) == _runs_of(searched):
+                idle.append(key)
+    return idle
+
+
+def _runs_of(searched: Searched) -> list[tuple[Layout, StepTime | None, float]]:
+    """Layout, time, and GiB of memory of each candidate."""
+    found = (*searched.candidates, *searched.too_large)
+    return [(candidate.layout, candidate.step, candidate.need_gib) for candidate in found]
 
 
 def _other_engine(plan: PlanRequest) -> str | None:

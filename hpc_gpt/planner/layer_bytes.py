@@ -186,4 +186,5 @@ def recomputed_at_once(training: Training, layer: LayerBytes) -> float:
 def gradients_of_layer(layer: LayerBytes) -> float:
     """Bytes of activation gradients in a layer's backward pass: the gradients of the residual stream, the branch's
     output and its input, and the larger of the MLP's and, once the MLP's activations are freed, the scores'."""
-    return 3 * layer.stream + max(layer.mlp / 2, VALUES["scores.gradients"] * layer.scores - layer.mlp, layer.passing)
+    of_scores = float(VALUES["scores.gradients"]) * layer.scores
+    return 3 * layer.stream + max(layer.mlp / 2, of_scores - layer.mlp, layer.passing)

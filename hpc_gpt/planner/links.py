@@ -24,7 +24,7 @@ class Links:
         self.reduction_b_s = self.network_b_s / constants.network * constants.reduction * share
         self.host_b_s = machine.host_gb_s * 1e9 * VALUES["host.copies"]
         self.node_latency_s = machine.node_latency_s * constants.latency
-        self.hop_s = self.node_latency_s * VALUES["links.hop"]  # from one member of a ring to the next
+        self.hop_s = self.node_latency_s * float(VALUES["links.hop"])  # from one member of a ring to the next
         self.network_latency_s = machine.network_latency_s * constants.latency
 
     def ring_s(self, size: float, members: int, stride: int = 1, network_b_s: float | None = None) -> float:

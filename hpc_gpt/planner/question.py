@@ -240,7 +240,9 @@ class Question:
             return [self.fixed.get("cp_exchange", "heads")]
         possible = ("ring",) if "ring" in facts.cp_exchanges else facts.cp_exchanges  # attention hides a ring
         if self.of_program:
-            return list(self._choices("cp_exchange", possible))
+            heads = self.shape.heads // layout.tp
+            splits = {"heads": heads % layout.cp == 0}  # the others have no such limit
+            return [exchange for exchange in self._choices("cp_exchange", possible) if splits.get(exchange, True)]
         return [
             exchange
             for exchange in self._choices("cp_exchange", possible)
@@ -379,6 +381,9 @@ def question_of(
     elif batch is None:
         batch = _own_batch(experiment, profile)
     fixed = _fixed(experiment, holds)
+    if "engine.name" in holds and program is None:
+        stated = engine_named(engine.name).stated_recompute(engine)
+        fixed |= {"recompute": stated} if stated is not None else {}
     engine = with_choices(engine, fixed, profile)
     switches = {key.partition(".")[2] for key in holds if key.startswith("engine.")} - set(PLANNED)
     tried = (engine.name,) if "engine.name" in holds else engines or searched_engines(profile)

@@ -373,7 +373,7 @@ class _StepModel:
             band += VALUES["band.nodes"]
         if host_bound:
             band += VALUES["band.host"]
-        return min(VALUES["band.most"], band)
+        return min(float(VALUES["band.most"]), band)
 
 
 def _launches_beside_graphs(training: Training) -> float:

@@ -50,6 +50,45 @@ def test_a_kind_belongs_to_its_engine(tmp_path: Path) -> None:
     assert "plan.kind is fp32 sums, but no program like ddp is of that kind" in said
 
 
+@pytest.mark.parametrize(
+    ("key", "is_idle"),
+    [
+        ("engine.gather_blocks=2", True),
+        ("engine.attention=flash", True),  # plan.attention names the kernel
+        ("engine.loss_chunks=4", False),
+        ("engine.compile=block", False),
+    ],
+)
+def test_a_key_that_changes_nothing_is_said(tmp_path: Path, key: str, is_idle: bool) -> None:
+    experiment = tmp_path / "mine.toml"
+    experiment.write_text(
+        f"[engine]\nname = 'command'\n[command]\nrun = 'x'\n[model]\n{LLAMA}[plan]\nlike = 'fsdp'\nattention = 'sdpa'\n"
+    )
+    words = ("--cluster", "h100-80g-8", "--gpus", "8", "--dp", "8", "--gbs", "16", "--set", key)
+    done = in_process("plan", experiment, *words, code=0)
+    said = f"note: {key.partition('=')[0]} changes nothing in this plan of a program"
+    assert (said in done.stderr.splitlines()) == is_idle
+
+
+def test_ranks_of_cp_that_no_program_can_divide_are_left_out(tmp_path: Path) -> None:
+    """Where nothing is known to fit on 8 GPUs more are tried, and with them each cp."""
+    experiment = tmp_path / "mine.toml"
+    experiment.write_text(f"[engine]\nname = 'command'\n[command]\nrun = 'x'\n[model]\n{LLAMA}[plan]\nlike = 'fsdp'\n")
+    words = (
+        "--device",
+        "h100-80g",
+        "--gpus",
+        "8",
+        "--dp",
+        "8",
+        "--gbs",
+        "16",
+        "--set",
+        "engine.activation_offload=true",
+    )
+    in_process("plan", experiment, *words, code=0)
+
+
 def test_a_fault_of_a_plan_comes_alone(tmp_path: Path) -> None:
     experiment = tmp_path / "mine.toml"
     experiment.write_text(

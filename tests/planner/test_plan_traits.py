@@ -51,6 +51,28 @@ def test_what_megatrons_arguments_say_is_read(words):
     assert traits_of(engine, "fsdp", "h100-80g") == traits_of(replace(engine, megatron_args=()), "fsdp", "h100-80g")
 
 
+RECOMPUTED = {
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1": "full",
+    "--recompute-granularity=selective --recompute-modules moe_act layernorm": "moe_act,layernorm",
+    "--recompute-activations": "selective",
+    "--recompute-granularity full --recompute-method block --recompute-num-layers 2": None,  # a share of each stage
+    "--swiglu": None,
+}
+
+
+@pytest.mark.parametrize("words", RECOMPUTED)
+def test_what_megatrons_arguments_compute_again_is_read(words):
+    engine = Engine(name="megatron-lm", megatron_args=tuple(words.split()))
+    assert engine_named("megatron-lm").stated_recompute(engine) == RECOMPUTED[words]
+
+
+def test_a_recomputation_of_megatrons_arguments_is_planned():
+    words = ["--recompute-granularity", "full", "--recompute-method", "uniform", "--recompute-num-layers", "1"]
+    of_arguments = planned(*ASKED, "--set", f"engine.megatron_args={json.dumps(words)}")["candidates"][0]
+    of_key = planned(*ASKED, "--recompute", "full")["candidates"][0]
+    assert of_arguments["figures"] == of_key["figures"]
+
+
 def planned(*words):
     done = in_process("plan", *words, "--cluster", "h100-80g-8", "--json", code=0)
     return json.loads(done.stdout)

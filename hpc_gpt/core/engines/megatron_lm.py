@@ -26,11 +26,11 @@ from hpc_gpt.core.engines.base.megatron_program import (
     splits_edges,
     words_of,
 )
-from hpc_gpt.core.engines.base.megatron_recompute import recompute_faults
+from hpc_gpt.core.engines.base.megatron_recompute import recompute_faults, stated_recompute
 from hpc_gpt.core.engines.base.training import LOGIT_BYTES, StateBytes, Training, plain_states
 from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.optimizers import OptimizerFacts
-from hpc_gpt.core.recomputation import recomputation
+from hpc_gpt.core.recomputation import Recompute, recomputation
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.experiment import Command, Data, Engine, Train
 from hpc_gpt.core.settings.layout import Layout
@@ -235,6 +235,9 @@ class MegatronLm(EngineFacts):
         if (layers := own.get("--cpu-offloading-num-layers", "")).isdigit():
             traits["offloaded_layers"] = int(layers)
         return traits | stated_traits(words)
+
+    def stated_recompute(self, engine: Engine) -> Recompute | None:
+        return stated_recompute(words_of(engine.megatron_args))
 
     def overlaps(self, training: Training) -> tuple[tuple[str, ...], dict[str, Any]]:
         arguments: list[str] = []

@@ -274,6 +274,10 @@ class EngineFacts(States):
         """The fields of a Training that the engine's own arguments in `[engine]` state, or that it has by itself."""
         return {"dispatcher": "alltoall"} if self.trains_our_model and "ep" in self.axes else {}
 
+    def stated_recompute(self, engine: Engine) -> Recompute | None:
+        """The recomputation that the engine's own arguments in `[engine]` state; None if they state none."""
+        return None
+
     def overlaps(self, training: Training) -> tuple[tuple[str, ...], dict[str, Any]]:
         """Returns (arguments that hide communication without changing the arithmetic, the fields of a Training that
         they change). A plan shows them beside the best layout, as the program may lack them."""

@@ -143,7 +143,7 @@ def stated_traits(words: Sequence[str]) -> dict[str, Any]:
         traits["routing"] = "forced balance"
     if OVERLAP in own:
         traits["ep_overlap"] = True
-    graphs = [*_following(words, "--cuda-graph-scope", "--cuda-graph-modules")]
+    graphs = [*following(words, "--cuda-graph-scope", "--cuda-graph-modules")]
     if known := tuple(graph for graph in graphs if graph in get_args(CudaGraph)):
         traits["cuda_graphs"] = known
     elif not graphs and own.get(GRAPHS) in ("local", "transformer_engine"):
@@ -151,7 +151,7 @@ def stated_traits(words: Sequence[str]) -> dict[str, Any]:
     return traits
 
 
-def _following(words: Sequence[str], *options: str) -> Iterator[str]:
+def following(words: Sequence[str], *options: str) -> Iterator[str]:
     """Yields the words between each of the options and the next `--`."""
     for place, word in enumerate(words):
         if word in options:

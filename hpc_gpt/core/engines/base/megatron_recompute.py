@@ -4,11 +4,11 @@ Source, which the faults quote: megatron/core/transformer/transformer_config.py 
 (main of August 2026). --recompute-modules exists since core 0.12 (April 2025).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from hpc_gpt.core.engines.base.megatron_experts import GRAPHS, OVERLAP, SHARED_OVERLAP, refused
+from hpc_gpt.core.engines.base.megatron_experts import GRAPHS, OVERLAP, SHARED_OVERLAP, following, refused, values_of
 from hpc_gpt.core.errors import Fault
-from hpc_gpt.core.recomputation import Recompute, modules_of, recomputation
+from hpc_gpt.core.recomputation import Recompute, known_recompute, modules_of, recomputation
 from hpc_gpt.core.settings.model_shape import ModelShape
 
 
@@ -21,6 +21,18 @@ def recompute_options(recompute: Recompute, layers: int) -> dict[str, object]:
         return {"--recompute-granularity": "selective", "--recompute-modules": modules_of(recompute) or None}
     method, count = ("uniform", 1) if recompute == "full" else ("block", round(share * layers))
     return {"--recompute-granularity": "full", "--recompute-method": method, "--recompute-num-layers": count}
+
+
+def stated_recompute(words: Sequence[str]) -> Recompute | None:
+    """The value of `engine.recompute` that the user's own options amount to; `words`: options and values. None without
+    such an option, and for the first layers of a stage (block), whose share depends on the layout."""
+    own = values_of(words)
+    granularity = own.get("--recompute-granularity")
+    if granularity == "full" and own.get("--recompute-method") == "uniform":
+        return "full"
+    if granularity == "selective" or "--recompute-activations" in own:
+        return known_recompute(",".join(following(words, "--recompute-modules")) or "selective")
+    return None
 
 
 def recompute_faults(
