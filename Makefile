@@ -45,10 +45,10 @@ test-gpu: tests-exist .venv/.ready-test
 	@$(PYTEST) -m gpu $(TESTS)
 
 mutations: .venv/.ready-test packages
-	@$(BIN)/python -m tests.mutations --faults $(or $(FAULTS),40) --seed $(SEED) --at-once $(AT_ONCE) $(FILES)
+	@$(BIN)/python -m bench.mutations --faults $(or $(FAULTS),40) --seed $(SEED) --at-once $(AT_ONCE) $(FILES)
 
 torture: .venv/.ready-test packages
-	@$(BIN)/python -m tests.torture --faults $(or $(FAULTS),100) --seed $(SEED) --at-once $(AT_ONCE) \
+	@$(BIN)/python -m bench.torture --faults $(or $(FAULTS),100) --seed $(SEED) --at-once $(AT_ONCE) \
 		$(if $(ONLY),--only $(ONLY)) $(if $(RANKS),--ranks $(RANKS)) $(if $(EP),--ep $(EP))
 
 lint: .venv/.ready-test
@@ -66,15 +66,15 @@ torch-2.9: .venv/.ready-test
 	@$(BIN)/python -m pip install --quiet --target .venv/torch-2.9.1 torch==2.9.1
 
 bench: .venv/.ready-test
-	@$(BIN)/python tests/benchmarks/start_up.py
-	@$(BIN)/python -m tests.benchmarks.walk
-	@$(BIN)/python tests/benchmarks/processes.py
-	@$(BIN)/python tests/benchmarks/read_logs.py
-	@$(BIN)/python tests/benchmarks/plan.py
-	@$(BIN)/python tests/benchmarks/sweep.py
-	@$(BIN)/python tests/benchmarks/engines.py
-	@$(BIN)/python tests/benchmarks/loss_on_text.py
-	@$(BIN)/python tests/benchmarks/data_path.py
+	@$(BIN)/python bench/start_up.py
+	@$(BIN)/python -m bench.walk
+	@$(BIN)/python bench/processes.py
+	@$(BIN)/python bench/read_logs.py
+	@$(BIN)/python bench/plan.py
+	@$(BIN)/python bench/sweep.py
+	@$(BIN)/python bench/engines.py
+	@$(BIN)/python bench/loss_on_text.py
+	@$(BIN)/python bench/data_path.py
 
 tests-exist:
 	@.ci/check-tests $(TESTS)

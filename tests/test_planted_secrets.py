@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from bench.sweep import make_stand_ins
 from hpc_gpt.core.runs.code_archive import CODE_ARCHIVE, read_code
-from tests.benchmarks.sweep import make_stand_ins
 from tests.cli.command import in_process
 from tests.conftest import REPOSITORY
 

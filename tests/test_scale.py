@@ -1,4 +1,4 @@
-"""Twice as much is no more than twice the bytes, and some; tests/benchmarks/scale.py has what, and its CPU."""
+"""Twice as much is no more than twice the bytes, and some; bench/scale.py has what, and its CPU."""
 
 import gc
 from itertools import pairwise
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.scale import CASES, Case, cpu_of, first_save, memory_of
+from bench.scale import CASES, Case, cpu_of, first_save, memory_of
 
 
 @pytest.mark.long(but="first")

@@ -363,7 +363,7 @@ class _StepModel:
 
     def _band(self, training: Training, host_bound: bool, across: float) -> float:
         """The relative error that contains four of five rows of a source when constants are fitted to other sources
-        (tests/benchmarks/plan.py). It is larger on several nodes and if the host is the limit, and grows most with
+        (bench/plan.py). It is larger on several nodes and if the host is the limit, and grows most with
         the share of the step that depends on the network (`across`). Mixtures of experts depend on traits that few
         sources state."""
         band = float(VALUES["band.least"]) + across

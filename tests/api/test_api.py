@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.sweep import make_stand_ins
 from hpc_gpt import api
 from hpc_gpt.api import Run, plan, read_runs, submit
 from hpc_gpt.core.errors import ConfigError, JobFailed, JobRefused, LayoutError, NoSuchRun
@@ -21,7 +22,6 @@ from hpc_gpt.core.files import logs_dir
 from hpc_gpt.core.runs import snapshot
 from hpc_gpt.core.runs.code_archive import code_sha256, read_code
 from hpc_gpt.core.runs.work_archive import unpack_work
-from tests.benchmarks.sweep import make_stand_ins
 from tests.cli.command import in_process
 from tests.launcher.local.conftest import RESTING
 from tests.made_runs import STARTED, add_attempt, make_run, metrics_line, unsubmitted_run, with_attempt

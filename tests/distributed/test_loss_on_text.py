@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.loss_on_text import CONTROL, PLAIN, Row
+from bench.loss_on_text import CONTROL, PLAIN, Row
 from tests.distributed.ranks import HERE
 
 pytestmark = [
@@ -31,7 +31,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory, data_folder: Path, table: Cal
     folder = tmp_path_factory.mktemp("loss-on-text")
     compiler = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.benchmarks.loss_on_text", "--json", folder / "rows", *ENGINES, *IN_FP8, CONTROL],
+        [sys.executable, "-m", "bench.loss_on_text", "--json", folder / "rows", *ENGINES, *IN_FP8, CONTROL],
         env={**os.environ, **compiler, "HPC_GPT_DATA": str(data_folder)},
         cwd=HERE.parent.parent,
         capture_output=True,

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from bench.published.door import ask_plan
+from bench.published.mixtures import FILE as MIXTURES
+from bench.published.rows import PublishedRow, read_rows
 from hpc_gpt.core.engines.base.programs import KINDS
 from hpc_gpt.core.engines.base.training import Training
 from tests import marked
 from tests.cli.command import error_of, in_process
-from tests.planner.published.door import ask_plan
-from tests.planner.published.mixtures import FILE as MIXTURES
-from tests.planner.published.rows import PublishedRow, read_rows
 
 LLAMA = "preset = 'llama3.1-8b'\nseq = 8192\n"
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import marked
-from tests.planner.published.figures import (
+from bench.published.figures import (
     COMMITTED,
     CONSTANTS,
     DATA_SHEETS,
@@ -21,9 +20,10 @@ from tests.planner.published.figures import (
     read_files,
     score_with,
 )
-from tests.planner.published.mixtures import FILE as MIXTURES
-from tests.planner.published.rows import LeftOut, read_rows
-from tests.planner.published.scores import Scores, calibrate_clusters, choosing, predict_rows, predicted_only, score
+from bench.published.mixtures import FILE as MIXTURES
+from bench.published.rows import LeftOut, read_rows
+from bench.published.scores import Scores, calibrate_clusters, choosing, predict_rows, predicted_only, score
+from tests import marked
 
 pytestmark = pytest.mark.xdist_group("published-figures")
 
@@ -90,7 +90,7 @@ def test_goals_of_step_time(scores, constants):
 
 @pytest.mark.shared
 def test_the_rows_are_those_that_are_committed(files):
-    """`python tests/benchmarks/plan.py --write` renews the file after a change that is meant."""
+    """`python bench/plan.py --write` renews the file after a change that is meant."""
     committed, reached = json.loads(COMMITTED.read_text()), as_tables(files, {})
     assert set(committed["rows"]) == set(reached["rows"])
     assert (committed["left_out"], set(committed["scores"])) == (reached["left_out"], set(CONSTANTS))

@@ -1,9 +1,9 @@
 """The table of what each part of the reader earns names every part, and says why one stays that earns nothing.
 
-Else: python -m tests.benchmarks.earns --page
+Else: python -m bench.earns --page
 """
 
-from tests.benchmarks.earns import names_on_the_page, parts
+from bench.earns import names_on_the_page, parts
 
 
 def test_each_part_is_in_the_table_of_the_page() -> None:

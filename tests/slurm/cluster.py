@@ -76,7 +76,7 @@ class ClusterSpec:
 # Jobs of several tests are on it at once. Those that need certain nodes, or nodes side by side, have their own
 # partitions. A slurmd that a test has stopped, or that gets no turn on a busy machine, must not count as dead;
 # and a job that is to end needs its turn, too, before it is killed.
-# A run of tests/torture has two or three nodes of its lane.
+# A run of bench/torture has two or three nodes of its lane.
 LANES, LANE_NODES = 3, 4
 SMALL = ClusterSpec(
     "small",

@@ -2,7 +2,7 @@
 
 A killed and a hung rank are in test_causes, the pause in test_pauses, a dead node without a spare in test_runs; a
 controller that is away, the script's node that dies beside a spare, and crashes in a save or a start, are faults of
-tests/torture.
+bench/torture.
 """
 
 import json

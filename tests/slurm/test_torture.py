@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from bench.torture import campaign
+from bench.torture.campaign import Verdict, break_one
+from bench.torture.faults import EARLIEST, KINDS
+from bench.torture.order import planned
 from tests.slurm.cluster import LANES
 from tests.slurm.stories import Story, Teller, story
-from tests.torture import campaign
-from tests.torture.campaign import Verdict, break_one
-from tests.torture.faults import EARLIEST, KINDS
-from tests.torture.order import planned
 
 RANKS, NODES = 2, 2
 SEED = int(os.environ.get("CI_DAY", "2026-11-29").replace("-", ""))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from bench.mutations.copies import copy_tree, run_tests
 from tests.conftest import REPOSITORY
-from tests.mutations.copies import copy_tree, run_tests
 
 SEVENTH = Path(__file__).parent / "seventh"
 # Where each goes.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutations.copies import copy_tree, run_tests
+from bench.mutations.copies import copy_tree, run_tests
 
 FOURTH = Path(__file__).parent / "fourth"
 # Where each goes.

@@ -61,7 +61,7 @@ def test_a_name_that_a_version_lacks_is_not_set(monkeypatch: pytest.MonkeyPatch)
     assert not hasattr(owner, "renamed")
 
 
-def test_a_fused_optimizer_without_torchs_mark_is_clipped_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fused_optimizer_without_torchs_mark_is_clipped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A torch that calls `found_inf` and `grad_scale` something else would ignore them without an error."""
     moved = []
     for has_mark in (True, False):
