@@ -8,7 +8,6 @@ from typing import Any
 
 from hpc_gpt.core.engines import engine_named, trainers
 from hpc_gpt.core.engines import engines as all_engines
-from hpc_gpt.core.engines.base.programs import program_states
 from hpc_gpt.core.engines.base.training import Offload, OptimizerMode, States, Training
 from hpc_gpt.core.errors import Fault, LayoutError, UserError, check_sizes, raise_faults
 from hpc_gpt.core.optimizers import optimizer_named
@@ -171,7 +170,11 @@ class Question:
                     )
 
     def _program_states(self, engine: str, sharded: bool) -> States | None:
-        return program_states(engine, self.kind, self.dtype, sharded) if self.of_program else None
+        if not self.of_program:
+            return None
+        from hpc_gpt.core.engines.base.programs import program_states  # loads several engines
+
+        return program_states(engine, self.kind, self.dtype, sharded)
 
     def _splits_edges(self, engine: str, pp: int) -> bool:
         """Whether embedding and head each take a layer's place in the split over stages."""
