@@ -134,7 +134,7 @@ def _check_targets(html: Path | None, tensorboard: Path | None, wandb: Path | No
 
 def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
     """The text for stdout, piece by piece; empty for a table without runs."""
-    from hpc_gpt.report.bench_table import file_text, read_race
+    from hpc_gpt.report.bench_table import ranking_of, tables_of, tables_text
     from hpc_gpt.report.published_tables import (
         PUBLISHED_TABLES,
         lines_of,
@@ -148,7 +148,8 @@ def _pieces(gathered: GatheredRuns, form: str, columns: str) -> Iterable[str]:
     if form == "table" and columns == "auto" and len(files) == 1:
         (file,) = files
         is_published = lines is not None and lines.sweep in PUBLISHED_TABLES
-        if (not is_published or read_race(file) is not None) and (text := file_text(file, width())):
+        tables = gathered.tables.get(file) or tables_of(file)
+        if (not is_published or ranking_of(tables) is not None) and (text := tables_text(tables, file, width())):
             return text
     room = width() if form == "table" and columns in ("auto", "usual", _OF_SWEEP, *PUBLISHED_TABLES) else None
     if room is not None and (lines is not None or gathered.records):

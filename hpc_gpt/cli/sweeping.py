@@ -83,20 +83,20 @@ def submit_sweep(request: Request, max_parallel: int | None, skip_unfit: bool, o
         err=True,
     )
     if is_local:
-        yield from _run_here(sweep, rows)
+        yield from run_here(sweep, rows)
         return
     try:
         queue_sweep(sweep, rows, max_parallel)
     except UserError:
-        yield from _queued(sweep, options.wait)
+        yield from queued(sweep, options.wait)
         _print_sweep(sweep, options.wait)
         raise
-    yield from _queued(sweep, options.wait)
-    _follow_sweep(sweep, options.wait)
+    yield from queued(sweep, options.wait)
+    follow_sweep(sweep, options.wait)
     if sweep.refusals:
-        queued = sum(len(job.runs) for job in sweep.jobs)
+        accepted = sum(len(job.runs) for job in sweep.jobs)
         raise JobRefused(
-            f"{len(rows) - queued} of {len(rows)} runs were refused",
+            f"{len(rows) - accepted} of {len(rows)} runs were refused",
             f"hpc-gpt status {sweep.id} says why; change the request and submit those rows",
         )
 
@@ -110,25 +110,25 @@ def submit_elements(prepared: PreparedRun, options: SubmitOptions) -> AnswerPart
         sweep = submit_script_array(prepared, logs_folder())
     say(f"sweep {sweep.id}: {counted(len(sweep.runs), 'run')}, with links in {from_here(sweep.folder)}", err=True)
     if is_local:
-        yield from _run_here(sweep, rows, [str(row.resolved.row) for row in rows])
+        yield from run_here(sweep, rows, [str(row.resolved.row) for row in rows])
     else:
-        yield from _queued(sweep, options.wait)
-        _follow_sweep(sweep, options.wait)
+        yield from queued(sweep, options.wait)
+        follow_sweep(sweep, options.wait)
 
 
-def _queued(sweep: SubmittedSweep, followed: bool) -> AnswerParts:
+def queued(sweep: SubmittedSweep, followed: bool) -> AnswerParts:
     """The parts of an answer on the runs of a sweep that were queued, and on the rows that were refused."""
     for job in sweep.jobs:
         for run in job.runs:
             number = newest_submission(run).get("job_id")
             yield AnsweredRun(run.resolved(), run, number, (), job.waits, sweep.id, followed)
-    queued = {run.path for job in sweep.jobs for run in job.runs}
+    accepted = {run.path for job in sweep.jobs for run in job.runs}
     for run in sweep.runs:
-        if run.path not in queued and (why := newest_submission(run).get("refused")):
+        if run.path not in accepted and (why := newest_submission(run).get("refused")):
             yield LeftOut(str(run.resolved().row), why)
 
 
-def _follow_sweep(sweep: SubmittedSweep, wait: bool) -> None:
+def follow_sweep(sweep: SubmittedSweep, wait: bool) -> None:
     """Prints the jobs of a sweep, and with --wait follows its runs to their ends."""
     interrupts = with_interrupts(lambda: _print_sweep(sweep, wait), wait)
     if wait:
@@ -173,7 +173,8 @@ def _show_sweep(rows: Sequence[PreparedRun], is_local: bool) -> None:
 
 def _print_sweep(sweep: SubmittedSweep, wait: bool) -> None:
     for job in sweep.jobs:
-        what = f"{len(job.runs)} runs as array" if len(job.runs) > 1 else f"{job.runs[0].run_id} as job"
+        kind = "in turns as job" if job.in_turns else "as array"
+        what = f"{len(job.runs)} runs {kind}" if len(job.runs) > 1 else f"{job.runs[0].run_id} as job"
         say(f"submitted {what} {job.id}{on_cluster(job.runs[0].slurm_cluster())}")
         print_waits(job.waits)
     for refusal in sweep.refusals:
@@ -182,7 +183,7 @@ def _print_sweep(sweep: SubmittedSweep, wait: bool) -> None:
         click.echo(f"next: hpc-gpt status {sweep.id}", err=True)
 
 
-def _run_here(sweep: SubmittedSweep, rows: Sequence[PreparedRun], names: Sequence[str] | None = None) -> AnswerParts:
+def run_here(sweep: SubmittedSweep, rows: Sequence[PreparedRun], names: Sequence[str] | None = None) -> AnswerParts:
     """Runs the rows one after the other, also after a failure; Ctrl-C ends the current row and the sweep. `names` are
     the names of the links to the runs, their numbers unless given."""
     queue_locally(sweep, names)

@@ -40,7 +40,7 @@ def why(run: tuple[str, ...], as_json: bool) -> None:
     """
     from hpc_gpt.report.why import explain
 
-    # The newest of our own runs; a name that none of them has means a log, or a row of a race.
+    # The newest of our own runs; a name that none of them has means a log, or a row of a sweep.
     is_ours = not run or (len(run) == 1 and "#" not in run[0] and is_run_name(run[0], logs_folder()))
     if len(run) > 1 and all(is_run_name(name, logs_folder()) for name in run):
         raise ConfigError(f"why explains one run, or one run's logs, not {len(run)} runs", _one_by_one(run))

@@ -52,6 +52,7 @@ GONE: dict[str, Gone] = {
     "job.slow_ranks": Gone("0.4", "hpc-gpt status names a slow rank; requeue the run without its node", "note"),
     "model.window_every": Gone("0.4", 'model.window_layers has a letter a layer, in turn: "SL" for window_every = 2'),
     "plan --html": Gone("0.4", "plan --json has every figure of a plan"),
+    "race": Gone("0.5", "hpc-gpt submit --race makes a sweep; report RACE shows what this race has measured", 0),
     "shell": Gone("0.4", "status RUN and why RUN print the srun line that opens a shell in its job"),
     "submit --here": Gone("0.4", "hpc-gpt render X >x.sh && bash x.sh runs in the allocation"),
     "submit --winner": Gone("0.4", "report RACE prints the command that trains with the row that won"),
@@ -87,7 +88,7 @@ def split_gone(tables: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ..
         table: Any = left
         for part in parents:
             table = table.get(part) if isinstance(table, dict) else None
-        if not parents or not isinstance(table, dict) or last not in table or (gone_value not in ("", table[last])):
+        if not isinstance(table, dict) or last not in table or (gone_value not in ("", table[last])):
             continue
         value = table.pop(last)
         if gone_of_key(key, value) is not None:

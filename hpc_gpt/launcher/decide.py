@@ -1,6 +1,6 @@
 """Decide a run: read its experiment, choose what is open, size it, predict it, note what its user should know, render.
 
-Every verb that needs the script of a run uses this module: render, submit with its sweeps, races and resumptions, and
+Every verb that needs the script of a run uses this module: render, submit with its sweeps and resumptions, and
 doctor. They share `predict_run` and `make_run`. A script of the user's own takes the steps of `decide_script`.
 """
 

@@ -41,6 +41,7 @@ from hpc_gpt.core.slurm.requeue import requeue_of
 from hpc_gpt.core.slurm.sbatch_words import chosen_clusters, read_call
 
 ARRAY_SCRIPT = "array.sh"
+TURNS_SCRIPT = "turns.sh"
 ARRAY_OUTPUT = "%a/slurm-%A_%a.out"  # below a folder with a link for each run
 # If sbatch got no answer, its job is searched for so many times the patience with Slurm.
 _TIMES = 4
@@ -57,21 +58,25 @@ class SlurmJobs(NamedTuple):
 class ScriptExecutor(SlurmExecutor):
     """Submits a script with sbatch's `command` line: the job.sh of a run or of an array.
 
-    `runs`: {what a run's id has after the job's id: run}, "" for a single job, `_0` and so on for the elements of an
-    array. All jobs of a run go to the cluster that accepted its first one.
+    `runs`: (what a run's id has after the job's id, run), "" for a job of one run or of several, `_0` and so on for the
+    elements of an array. All jobs of a run go to the cluster that accepted its first one.
     """
 
     def __init__(
-        self, command: list[str], environment: Mapping[str, str], runs: Mapping[str, RunFolder], profile: str
+        self,
+        command: list[str],
+        environment: Mapping[str, str],
+        runs: Sequence[tuple[str, RunFolder]],
+        profile: str,
     ) -> None:
-        self.first = next(iter(runs.values()))
+        self.first = runs[0][1]
         try:
             super().__init__(self.first.path)
         except RuntimeError as fault:  # submitit found no srun
             raise SlurmUnreachable(str(fault), "run on a login node, or use --cluster local") from None
         self.command, self.environment, self.runs, self.profile = command, environment, runs, profile
         # The same for all jobs of a chain: the first may start before the next is submitted.
-        self._before = {element: run.attempts_before for element, run in runs.items()}
+        self._before = {run.path: run.attempts_before for _, run in runs}
         self.cluster = self.first.slurm_cluster() if self.first.was_sent else None
 
     def submit_script(self, note: Mapping[str, Any] | None = None) -> str:
@@ -146,7 +151,7 @@ class ScriptExecutor(SlurmExecutor):
             time.sleep(_POLL_S)
             with contextlib.suppress(SlurmUnreachable), ask_for_lost(entry) as client:
                 if (answer := client.answer(until - time.monotonic())) is not None:
-                    ids = [add_found(run, run.submissions()[-1], answer) for run in self.runs.values()]
+                    ids = [add_found(run, run.submissions()[-1], answer) for _, run in self.runs]
                     job_id = next(filter(None, ids), "").partition("_")[0]
         if not job_id:
             name = self.first.run_id if len(self.runs) == 1 else self.first.sweep_id or self.first.run_id
@@ -158,14 +163,18 @@ class ScriptExecutor(SlurmExecutor):
         return job_id
 
     def _note(self, entry: Mapping[str, Any], job_id: str = "") -> None:
-        for element, run in self.runs.items():
+        for element, run in self.runs:
             line = {**entry, "element": element} if entry.get("lost") else {**entry}
             line |= {key: hide_secrets(line[key]) for key in ("refused", "lost") if line.get(key)}
-            run.add_submission({**line, **self._before[element], "job_id": f"{job_id}{element}" if job_id else None})
+            run.add_submission({**line, **self._before[run.path], "job_id": f"{job_id}{element}" if job_id else None})
 
 
 def _executor(
-    script: Path, flags: Sequence[str], variables: Mapping[str, str], runs: Mapping[str, RunFolder], resolved: Resolved
+    script: Path,
+    flags: Sequence[str],
+    variables: Mapping[str, str],
+    runs: Sequence[tuple[str, RunFolder]],
+    resolved: Resolved,
 ) -> ScriptExecutor:
     """The executor for a rendered script. What differs between runs is in the variables `variables` and in `flags`."""
     command = ["sbatch", f"--chdir={Path.cwd()}", *flags, "--export=ALL", str(script)]
@@ -177,7 +186,7 @@ def submit_own(
     folder: Path,
     output: str,
     resolved: Resolved,
-    runs: Mapping[str, RunFolder],
+    runs: Sequence[tuple[str, RunFolder]],
     options: Sequence[str],
     later: Sequence[str] = (),
 ) -> str:
@@ -188,7 +197,7 @@ def submit_own(
     path = f"{_no_pattern(folder)}/{output}"
     flags = [*options, requeue_of(resolved.cluster).flag, "--open-mode=append", f"--output={path}", f"--error={path}"]
     python = job_python(resolved).get("HPC_GPT_PYTHON") or os.environ.get("HPC_GPT_PYTHON")
-    script = next(iter(runs.values())).job_script
+    script = runs[0][1].job_script
     command = ["sbatch", *flags, str(script), str(folder), *([python or "", *later] if python or later else [])]
     environment = {name: value for name, value in os.environ.items() if name not in {*OF_ONE_JOB, "SBATCH_WAIT"}}
     return ScriptExecutor(command, environment, runs, resolved.cluster.name).submit_script()
@@ -205,15 +214,15 @@ def submit_to_slurm(run: RunFolder, resolved: Resolved, jobs: int = 1, options: 
     if resolved.script is not None:
         later = options if job_ids(run) else ()  # job.sh has the options of the first submission
         if run.sweep_id is None:
-            job_id = submit_own(run.path, output, resolved, {"": run}, options, later)
+            job_id = submit_own(run.path, output, resolved, [("", run)], options, later)
         else:
             folder = run.path.parent / run.sweep_id / "1"  # the folder of its array
             only = [*options, f"--array={resolved.row}"]
-            job_id = submit_own(folder, ARRAY_OUTPUT, resolved, {f"_{resolved.row}": run}, only, later)
+            job_id = submit_own(folder, ARRAY_OUTPUT, resolved, [(f"_{resolved.row}", run)], only, later)
         return SlurmJobs([job_id], run.slurm_cluster())
     requeue = requeue_of(resolved.cluster)
     flags = [f"--output={_no_pattern(run.path)}/{output}", *requeue.flags(resolved, run.run_id)]
-    executor = _executor(run.job_script, flags, {"HPC_GPT_RUN": str(run.path)}, {"": run}, resolved)
+    executor = _executor(run.job_script, flags, {"HPC_GPT_RUN": str(run.path)}, [("", run)], resolved)
     if not requeue.at_once:
         return SlurmJobs([executor.submit_script()], executor.cluster)
     accepted: list[str] = []
@@ -241,9 +250,18 @@ def submit_array(
     if after is not None:  # on the command line it replaces the script's own
         requested = resolved.job.dependency
         flags.append(f"--dependency={f'{requested},' if requested else ''}afterany:{after}")
-    elements = {f"_{number}": run for number, run in enumerate(runs)}
+    elements = [(f"_{number}", run) for number, run in enumerate(runs)]
     variables = {"HPC_GPT_ARRAY": str(folder)}
     return _executor(folder / ARRAY_SCRIPT, flags, variables, elements, resolved).submit_script()
+
+
+def submit_in_turns(folder: Path, resolved: Resolved, runs: Sequence[RunFolder]) -> str:
+    """Submits `turns.sh` in a folder with one link per run, by number, as one job that starts one run after the other;
+    returns the job's id. Raises as submit_script."""
+    flags = [f"--output={_no_pattern(folder)}/slurm-%j.out"]
+    variables = {"HPC_GPT_TURNS": str(folder)}
+    executor = _executor(folder / TURNS_SCRIPT, flags, variables, [("", run) for run in runs], resolved)
+    return executor.submit_script({"shared": True})
 
 
 def _no_pattern(path: Path) -> str:

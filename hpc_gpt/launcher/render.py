@@ -136,11 +136,23 @@ def array_script(name: str, scripts: Sequence[str]) -> str:
     `name`."""
     names = {line for script in scripts for line in script_directives(script) if line.startswith(JOB_NAME)}
     shared = names.pop() if len(names) == 1 else JOB_NAME + quote_directive(name)
-    template = _environment().get_template("slurm/array.sh.j2")
-    return template.render(
-        title=f"{folder_name(name)}: {len(scripts)} runs",
-        version=__version__,
-        directives=[shared, *directives_but_name(scripts[0])],
+    return _script_of_rows("slurm/array.sh.j2", name, scripts, shared)
+
+
+def turns_script(name: str, scripts: Sequence[str]) -> str:
+    """The script of one job that starts runs with equal directives one after the other."""
+    return _script_of_rows("slurm/turns.sh.j2", name, scripts, JOB_NAME + quote_directive(name))
+
+
+def _script_of_rows(template: str, name: str, scripts: Sequence[str], job_name: str) -> str:
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            title=f"{folder_name(name)}: {len(scripts)} runs",
+            version=__version__,
+            directives=[job_name, *directives_but_name(scripts[0])],
+        )
     )
 
 

@@ -18,7 +18,6 @@ from hpc_gpt.core.checkpoints.lineage import (
 from hpc_gpt.core.ends.failures import LIVE
 from hpc_gpt.core.ends.run_state import done_by
 from hpc_gpt.core.errors import ConfigError, RunFolderError, SlurmUnreachable, UserError
-from hpc_gpt.core.format import counted
 from hpc_gpt.core.gone import gone_notes, refuse_gone
 from hpc_gpt.core.machine.find_gpus import has_gpus
 from hpc_gpt.core.process import Life
@@ -26,7 +25,6 @@ from hpc_gpt.core.processes.heartbeats import gpus_of
 from hpc_gpt.core.processes.lock import RunLocked, check_free, holder, remove_gone
 from hpc_gpt.core.runs.code_archive import CODE_ARCHIVE
 from hpc_gpt.core.runs.provenance import check_weights_of
-from hpc_gpt.core.runs.race import measured, read_visits
 from hpc_gpt.core.runs.run_folder import PREDICTED, RunFolder, check_own
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.cluster import ClusterProfile
@@ -102,11 +100,6 @@ def _choose(run: RunFolder, settings: Resolved, request: Request, from_start: bo
     changed = from_start or request.template or changed_length(settings, request.until, request.given)
     if not changed and _changes_nothing(settings, request.given, profile):
         return _same_resumption(run, request, dry)
-    if settings.race:
-        raise ConfigError(
-            f"{run.run_id} is a race, which resumes as it is",
-            "submit another --race; report RACE prints how to train with its winner",
-        )
     check_not_live(run, request.force, dry)
     return prepare_new_run(run, request, Way.AGAIN if from_start else Way.RESUME)
 
@@ -136,8 +129,6 @@ def _same_resumption(run: RunFolder, request: Request, dry: bool) -> SameRun:
     resolved, point = check_resumption(run, dry, request.force)
     forecast = _forecast_same(run, point.step if point else 0, request)
     where = f" after step {point.step}" if point else f" at step 0: {unwhole_note(run) or 'it has no checkpoint'}"
-    if resolved.race:
-        where = f" after {counted(measured(read_visits(run)), 'visit')} of {resolved.race}"
     changes = change_notes(run, resolved) if dry else ()
     notes = [f"note: {note}" for note in (*(point.notes if point else ()), *changes)]
     lines = (*notes, *(forecast.lines if forecast else ()), f"resumes {run.run_id}{where}")

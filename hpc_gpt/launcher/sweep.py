@@ -27,7 +27,7 @@ from hpc_gpt.core.slurm.start_check import NeverStarts
 from hpc_gpt.core.tables import flat
 from hpc_gpt.launcher.decide import prepare_row
 from hpc_gpt.launcher.prepared import PreparedRun
-from hpc_gpt.launcher.render import array_script
+from hpc_gpt.launcher.render import array_script, turns_script
 from hpc_gpt.launcher.request import Request, choose_profile, requested_file
 from hpc_gpt.launcher.submission import SubmittedRun, check_start, check_submission, start_run, write_run
 
@@ -84,12 +84,13 @@ def prepare_sweep(request: Request, queueing: bool = False, skip_unfit: bool = F
 
 @dataclass(frozen=True)
 class SweepJob:
-    """A submitted job: an array, or the job of one run. `waits`: the reason why Slurm cannot start it now, empty if it
-    can."""
+    """A submitted job: an array, the job of one run, or one that starts its runs `in_turns`. `waits`: the reason why
+    Slurm cannot start it now, empty if it can."""
 
     id: str
     runs: tuple[RunFolder, ...]
     waits: str = ""
+    in_turns: bool = False
 
 
 @dataclass
@@ -116,15 +117,19 @@ def write_sweep(
     logs: Path,
     provenance: Mapping[str, Any],
     varied: Mapping[str, Mapping[str, Any]] | None = None,
+    rounds: Sequence[int] | None = None,
 ) -> SubmittedSweep:
     """Writes the folder of each run, after `check_submission`, which returns the provenance. `varied`: as in a
-    PreparedSweep.
+    PreparedSweep. `rounds`: the round, from 0, of each run of a sweep with several runs of a row.
 
     Raises SlurmUnreachable and RunFolderError. If a folder cannot be written, the earlier ones stay, marked as refused.
     """
     largest = largest_array() if rows[0].resolved.cluster.scheduler == "slurm" else 1
     sweep = SubmittedSweep(name, claim_folder(logs / folder_name(name)), largest)
+    notes: list[dict[str, Any]]
     notes = [{"varied": keys} if (keys := (varied or {}).get(str(row.resolved.row))) else {} for row in rows]
+    if rounds is not None:
+        notes = [{**note, "round": number} for note, number in zip(notes, rounds, strict=True)]
     _write_rows(sweep, rows, logs, provenance, notes)
     return sweep
 
@@ -198,6 +203,22 @@ def _queue(
     return SweepJob(job_id, tuple(runs), waits)
 
 
+def queue_in_turns(sweep: SubmittedSweep, rows: Sequence[PreparedRun]) -> None:
+    """Submits a sweep to Slurm as one job, whose script starts one run after the other. The rows have equal directives.
+    Raises JobRefused, SlurmUnreachable and RunFolderError; the runs are then marked as refused."""
+    from hpc_gpt.launcher.executor import TURNS_SCRIPT, submit_in_turns
+
+    try:
+        waits = check_start(rows[0].resolved, rows[0].script)
+        folder = link_runs(sweep, 1, sweep.runs, [f"{number:04d}" for number in range(len(rows))])
+        write_once(folder / TURNS_SCRIPT, turns_script(sweep.name, [row.script for row in rows]))
+    except (NeverStarts, SlurmUnreachable, RunFolderError) as fault:
+        refuse_runs(sweep.runs, str(fault))
+        raise
+    job_id = submit_in_turns(folder, rows[0].resolved, sweep.runs)
+    sweep.jobs.append(SweepJob(job_id, tuple(sweep.runs), waits, in_turns=True))
+
+
 def write_script_array(prepared: PreparedRun, logs: Path) -> tuple[SubmittedSweep, list[PreparedRun]]:
     """Writes one run folder per element of a job script that is an array; returns the sweep and its rows. On this
     machine the elements get Slurm's variables of an array. Raises as write_sweep does."""
@@ -229,7 +250,7 @@ def submit_script_array(prepared: PreparedRun, logs: Path) -> SubmittedSweep:
     except RunFolderError as fault:
         refuse_runs(sweep.runs, str(fault))
         raise
-    by_element = {f"_{number}": run for number, run in zip(numbers, sweep.runs, strict=True)}
+    by_element = [(f"_{number}", run) for number, run in zip(numbers, sweep.runs, strict=True)]
     job_id = submit_own(folder, ARRAY_OUTPUT, resolved, by_element, script.options)
     sweep.jobs.append(SweepJob(job_id, tuple(sweep.runs), waits))
     return sweep

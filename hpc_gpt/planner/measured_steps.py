@@ -185,8 +185,8 @@ def _setting(tables: object, key: str) -> Any:
 
 
 def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields (its folder or file, its tables) of each record. A sweep's runs are one folder deeper than others; a race
-    gives its rows."""
+    """Yields (its folder or file, its tables) of each record. A sweep's runs are one folder deeper than others; the
+    bench.json of 0.4 gives its rows."""
     path = path / _ROWS if (path / _ROWS).is_file() else path
     if path.is_dir():
         files = [path / "record.json"] if (path / "record.json").is_file() else []

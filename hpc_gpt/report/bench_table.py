@@ -1,4 +1,5 @@
-"""The table of the rows that a race measured, from bench.json, and its winner."""
+"""The table of rows that were measured in rounds, and which one is fastest: of a sweep, or of the bench.json of a
+race of 0.4."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,19 +14,29 @@ from hpc_gpt.core.runs.record import FIGURES, Record
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.reader.runs.own_run import DIALECT
-from hpc_gpt.reader.runs.run_read import is_bench, read_records
+from hpc_gpt.reader.runs.run_read import is_bench, records_in
 from hpc_gpt.report.compare import compare_runs
-from hpc_gpt.report.gather import read_bench
+from hpc_gpt.report.gather import runs_of_tables
 
-# The key of a record's settings that has its entry under `race.rows` of bench.json.
-_ROW = "row_of_race"
+# The key of a record's settings that has its row of the ranking.
+_ROW = "ranked_row"
 
 
-def measured_rows(file: Path) -> list[Record]:
-    """The rows of a bench.json as records by name; empty if the file is not one, or is damaged."""
+def tables_of(file: Path) -> dict[str, Any]:
+    """The tables of a bench.json, with the command by which `plan` learns from its rows; empty if it is not one."""
     if not is_bench(file):
-        return []
-    records, rows = read_records(file) or [], (read_race(file) or read_stored(file)).get("rows")
+        return {}
+    tables = read_stored(file)
+    if (ranking := ranking_of(tables)) is not None and not ranking.get("unchecked") and "calibrate" not in ranking:
+        cluster = RunFolder(file.parent).resolved().cluster.name
+        if any(record.device is not None for record in records_in(tables, file) or ()):
+            ranking["calibrate"] = f"hpc-gpt plan --calibrate {quote(str(file.parent))} --cluster {quote(cluster)}"
+    return tables
+
+
+def measured_rows(tables: dict[str, Any], file: Path) -> list[Record]:
+    """The rows of the tables as records by name; empty if they are damaged. `file`: where they are from."""
+    records, rows = records_in(tables, file) or [], (ranking_of(tables) or tables).get("rows")
     if not isinstance(rows, list) or len(rows) != len(records) or not all(isinstance(row, dict) for row in rows):
         return []
     return [
@@ -46,7 +57,7 @@ def _allocated(record: Record) -> str:
 
 
 def _notes(record: Record) -> str | None:
-    """The notes on a row: why it left its race; else how it ended, if not well, and allocator retries, which slow it
+    """The notes on a row: why it is not compared; else how it ended, if not well, and allocator retries, which slow it
     down."""
     if note := look_up(record, f"settings.{_ROW}.note"):
         return plain(str(note))
@@ -54,8 +65,8 @@ def _notes(record: Record) -> str | None:
     return ", ".join(notes + ["slowed down by allocator retries"] * bool(record.allocator_retries)) or None
 
 
-def _columns(is_race: bool) -> list[Column]:
-    """The figures that decide a race, beside plan's predictions."""
+def _columns(is_ranked: bool) -> list[Column]:
+    """The figures that decide which row is fastest, beside plan's predictions."""
     return [
         column("Row", "name", right=False),
         Column("Layout", ("layout",), lambda record: record.shown_layout or None, right=False),
@@ -66,7 +77,7 @@ def _columns(is_race: bool) -> list[Column]:
         Column("Allocated GiB", ("memory_allocated_gib",), _allocated, optional=True),
         replace(FIGURES["tokens_per_s"], optional=True),
         replace(FIGURES["mfu"], optional=True),
-        column("x leader" if is_race else "Ratio", f"settings.{_ROW}.ratio", "{:.3f}".format),
+        column("x leader" if is_ranked else "Ratio", f"settings.{_ROW}.ratio", "{:.3f}".format),
         column("Rounds", "rounds", optional=True),
         replace(FIGURES["compile_s"], optional=True),
         Column("Notes", ("note",), _notes, right=False),
@@ -74,16 +85,23 @@ def _columns(is_race: bool) -> list[Column]:
 
 
 def file_text(file: Path, width: int | None = None) -> str:
-    """The table of a bench.json, for a race with the winner below; empty if it is not one. `width` None: any width."""
-    text = rows_text(measured_rows(file), width, is_race=read_race(file) is not None)
-    return text + "".join(f"{plain(line)}\n" for line in race_lines(file)) if text else ""
+    """The table of a bench.json, with the fastest row below; empty if it is not one. `width` None: any width."""
+    return tables_text(tables_of(file), file, width)
 
 
-def rows_text(rows: Sequence[Record], width: int | None = None, is_race: bool = False) -> str:
+def tables_text(tables: dict[str, Any], file: Path, width: int | None = None) -> str:
+    """The table of rows that were measured in rounds, with the fastest one below; `file` and `width` as above."""
+    if not tables:
+        return ""
+    text = rows_text(measured_rows(tables, file), width, is_ranked=ranking_of(tables) is not None)
+    return text + "".join(f"{plain(line)}\n" for line in ranking_lines(tables, file)) if text else ""
+
+
+def rows_text(rows: Sequence[Record], width: int | None = None, is_ranked: bool = False) -> str:
     """The rows with the figures that one of them has, then the shape, device and versions that they share."""
     if not rows:
         return ""
-    text = grid(filled(_columns(is_race), rows), rows).fitted(width)
+    text = grid(filled(_columns(is_ranked), rows), rows).fitted(width)
     return text + "".join(f"{plain(line)}\n" for line in shared_lines(rows))
 
 
@@ -117,31 +135,33 @@ def _versions(record: Record) -> str:
     return ", ".join(f"{name} {version}" for name, version in record.versions.items())
 
 
-# --- a race
+# --- the fastest row
 
 
-def read_race(file: Path) -> dict[str, Any] | None:
-    """The key `race` of a bench.json; None if the bench is not a race."""
-    race = read_stored(file).get("race") if is_bench(file) else None
-    return race if isinstance(race, dict) and isinstance(race.get("rows"), list) else None
+def ranking_of(tables: dict[str, Any]) -> dict[str, Any] | None:
+    """The key `race` of the tables, which says which row is fastest; None if they have none."""
+    ranking = tables.get("race")
+    return ranking if isinstance(ranking, dict) and isinstance(ranking.get("rows"), list) else None
 
 
-def race_lines(file: Path) -> list[str]:
-    """The lines on a race: the winner and the reason, whether the difference is shown, the planner's place for the
-    winner, the command that trains with it, and the one by which plan learns from the measured rows."""
-    race = read_race(file)
-    if race is None:
+def ranking_lines(tables: dict[str, Any], file: Path) -> list[str]:
+    """The lines on the fastest row: the winner and the reason, whether the difference is shown, the planner's place for
+    the winner, the command that trains with it, and the one by which plan learns from the measured rows."""
+    ranking = ranking_of(tables)
+    if ranking is None:
         return []
-    runs = {str(row_run.record.run): row_run for row_run in read_bench(file)}
-    names = dict(zip(runs, (str(row.get("name")) for row in race["rows"]), strict=False))
-    run = race.get("winner")
-    if not race.get("is_over"):
-        return ["the race is not over", *([f"ahead so far: {names.get(run)}"] if run else [])]
+    runs = {str(row_run.record.run): row_run for row_run in runs_of_tables(tables, file)}
+    names = dict(zip(runs, (str(row.get("name")) for row in ranking["rows"]), strict=False))
+    run = ranking.get("winner")
+    if not ranking.get("is_over"):
+        return ["not all rounds are over", *([f"ahead so far: {names.get(run)}"] if run else [])]
     if run not in runs:
-        return [str(race.get("why"))]
-    lines = [f"winner: {names[run]} ({run}), {race.get('why')}"]
+        return [str(ranking.get("why"))]
+    lines = [f"winner: {names[run]} ({run}), {ranking.get('why')}"]
     able = [
-        name for name, row in zip(runs, race["rows"], strict=False) if row.get("ratio") and not row.get("losses_differ")
+        name
+        for name, row in zip(runs, ranking["rows"], strict=False)
+        if row.get("ratio") and not row.get("losses_differ")
     ]
     others = [name for name in able if name != run]
     second = max(others, key=lambda other: runs[other].record.tokens_per_s or 0.0, default=None)
@@ -152,13 +172,12 @@ def race_lines(file: Path) -> list[str]:
         interval = verdict.speeds[0].interval
         range_ = f", {interval.low:+.1f} to {interval.high:+.1f} %" if interval is not None else ""
         lines.append(f"its difference from {names[second]}{range_}: {outcome}")
-    if race.get("unchecked"):
+    if ranking.get("unchecked"):
         lines.append("nobody checked that a step is the same work in all rows")
-    if race.get("place"):
-        lines.append(f"plan had put it in place {race['place']}")
-    if race.get("submit"):
-        lines.append(f"next: {race['submit']}")
-    if not race.get("unchecked") and runs[run].record.device is not None:
-        cluster = RunFolder(file.parent).resolved().cluster.name
-        lines.append(f"next: hpc-gpt plan --calibrate {quote(str(file.parent))} --cluster {quote(cluster)}")
+    if ranking.get("place"):
+        lines.append(f"plan had put it in place {ranking['place']}")
+    if ranking.get("submit"):
+        lines.append(f"next: {ranking['submit']}")
+    if ranking.get("calibrate"):
+        lines.append(f"next: {ranking['calibrate']}")
     return lines

@@ -73,7 +73,7 @@ class Comparison:
     `speeds` decides it.
 
     `reasons`: (0 for A or 1 for B, why it gives no interval). `steps`: the number of steady steps of each. `rounds`:
-    the number of rounds of each if both are rows of races, else 0. `notes`: what a reader must know, with {a} and
+    the number of rounds of each if both were measured in rounds, else 0. `notes`: what a reader must know, with {a} and
     {b} for the runs' names.
     """
 
@@ -92,8 +92,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Side:
-    """The timing of one run. `series`: the logarithms of the seconds per unit of work (a step, or a token in a row of a
-    race), or why they give no interval. In `seconds` the run does `units`, `tokens` and, on each GPU, `flops` (1e12).
+    """The timing of one run. `series`: the logarithms of the seconds per unit of work (a step, or a token in a row
+    with rounds), or why they give no interval. In `seconds` the run does `units`, `tokens` and, on each GPU, `flops`
+    (1e12).
     """
 
     record: Record
@@ -106,7 +107,7 @@ class _Side:
 
 def compare_runs(a: RunRead, b: RunRead) -> Comparison:
     """Compares B with A: by the step_s of steady steps; by tokens/s if a step is not the same work in both; two rows
-    of races by their rounds."""
+    that were measured in rounds by these."""
     runs, notes = (a, b), list[str]()
     steady = [_steady(run) for run in runs]
     are_rows = bool(a.rounds and b.rounds)
@@ -128,7 +129,7 @@ def compare_runs(a: RunRead, b: RunRead) -> Comparison:
         if run.steps.is_skipped[run.steps.steady].any():
             notes.append(f"some steady steps of {name} were skipped: they did no optimizer work")
     notes += _kinship(a, b, verdict, differences, losses)
-    rounds = (len(a.rounds), len(b.rounds)) if are_rows else (0, 0)
+    rounds = (_count(a.rounds), _count(b.rounds)) if are_rows else (0, 0)
     return Comparison(
         a, b, verdict, speeds, reasons, (len(steady[0]), len(steady[1])), rounds, differences, losses, bpb, notes
     )
@@ -143,7 +144,7 @@ def _steady(run: RunRead) -> Values:
 def _step_side(run: RunRead, step_s: Values) -> _Side:
     record, series = run.record, series_of(np.log(step_s), math.log(WIDE))
     if run.rounds:
-        series = "is a row of a race, which has rounds but no single steps: compare the run folders of its rounds"
+        series = "is a row of a sweep, which has rounds but no single steps: compare the run folders of its rounds"
     elif not len(step_s) and record.step_s is not None:
         series = "has no times of single steps, only step_s"
     seconds = record.step_s
@@ -155,26 +156,34 @@ def _step_side(run: RunRead, step_s: Values) -> _Side:
 
 
 def _row_side(run: RunRead) -> _Side:
-    """The timing of a race's row: its unit of work is a token, its figures are per second."""
-    series, tokens = rounds_of(-np.log(np.array(run.rounds))), _size(run.record.tokens_per_s)
+    """The timing of a row with rounds: its unit of work is a token, its figures are per second."""
+    speeds = np.array(run.rounds)
+    series, tokens = rounds_of(-np.log(speeds[np.isfinite(speeds)])), _size(run.record.tokens_per_s)
     if not isinstance(series, str) and tokens:
         series = replace(series, shown=-math.log(tokens))
     return _Side(run.record, series, 1.0 if tokens else 0.0, tokens, tokens, _size(run.record.tflops_model))
 
 
 def _series_of_rows(a: RunRead, b: RunRead, of_a: Series, of_b: Series, notes: list[str]) -> tuple[Series, Series]:
-    """The rounds of both rows as series. One race measures its rows in turns, so that a machine that grows warm slows
+    """The rounds of both rows as series. A sweep measures its rows in turns, so that a machine that grows warm slows
     both: their rounds are pairs, and the series has the ratios of the pairs."""
     common = min(len(a.rounds), len(b.rounds))
-    if list(a.files) == list(b.files):
-        shown = of_a.middle - of_b.middle
-        of_a, of_b = Series(of_a.blocks[:common] - of_b.blocks[:common], shown=shown), Series(np.zeros(common))
+    ratios = np.log(np.array(b.rounds[:common])) - np.log(np.array(a.rounds[:common]))
+    pairs = ratios[np.isfinite(ratios)]
+    if list(a.files) == list(b.files) and len(pairs):
+        common, shown = len(pairs), of_a.middle - of_b.middle
+        of_a, of_b = Series(pairs, shown=shown), Series(np.zeros(common))
         notes.append(f"the interval comes from the {common} ratios of rounds, which were measured in turns")
     else:
-        notes.append("the rows belong to two races, so their rounds are not pairs")
+        notes.append("the rows belong to two sweeps, so their rounds are not pairs")
     if common < 5:
         notes.append(f"the interval is wide, as there are only {common} rounds: use --rounds 5 or more")
     return of_a, of_b
+
+
+def _count(rounds: Sequence[float]) -> int:
+    """The number of rounds that were measured."""
+    return sum(map(math.isfinite, rounds))
 
 
 def _unsure(runs: Sequence[RunRead], steady: Sequence[Values]) -> float:
@@ -311,7 +320,7 @@ def _kinship(
     if verdict in ("same_run", "identical"):
         return []
     notes = []
-    # Rows of a race have rounds, and share one job.
+    # Rows that were measured in rounds share one job.
     job, are_logs = a.record.job_id, a.folder is None and b.folder is None and not (a.record.rounds or b.record.rounds)
     if are_logs and job is not None and job == b.record.job_id:
         notes.append(f"both belong to job {job}: two logs of one run, or two runs in one job")

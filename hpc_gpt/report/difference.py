@@ -1,8 +1,8 @@
-"""The difference of two runs with a 95 % interval: in the speed of steady steps, in the rounds of a race, in loss.
+"""The difference of two runs with a 95 % interval: in the speed of steady steps, in rounds, in loss.
 
 Steps of a run are not independent: a slow neighbour or a warm GPU lasts for many steps. So the interval comes from one
 bootstrap over blocks of consecutive steps; a block counts as its median (Carlstein 1986, "The use of subseries values
-for estimating the variance of a general statistic"). A round of a race is a block.
+for estimating the variance of a general statistic"). A round is a block.
 
 Few blocks make an interval too narrow, so it is widened by Student's t, with one degree of freedom less than there are
 blocks (Welch and Satterthwaite for two runs together), and by the rounding of the log's digits. A block has at least
@@ -93,7 +93,7 @@ def series_of(values: Values, wide_ratio: float = math.inf) -> Series | str:
 
 
 def rounds_of(values: Values) -> Series | str:
-    """The rounds of a race's row as a series, each a block, or the reason why they give no interval."""
+    """The rounds of a row as a series, each a block, or the reason why they give no interval."""
     if len(values) < FEWEST_BLOCKS:
         return f"has {counted(len(values), 'round')}, but an interval needs {FEWEST_BLOCKS}"
     return Series(values)

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from hpc_gpt.core.errors import ConfigError, NoSuchRun, RunFolderError, UserError, fault_words
 from hpc_gpt.core.files import from_here
@@ -19,7 +20,9 @@ from hpc_gpt.core.runs.find_runs import (
     oldest_first,
 )
 from hpc_gpt.core.runs.record import Record, write_record
+from hpc_gpt.core.runs.rounds import read_rows
 from hpc_gpt.core.runs.run_folder import RunFolder
+from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.reader.lines.read_log import READER_FAILED
 from hpc_gpt.reader.lines.source import STDIN
 from hpc_gpt.reader.lines.steps import StepTable
@@ -27,9 +30,10 @@ from hpc_gpt.reader.runs.discovery import EMPTY, OF_KERNEL, WRITTEN_BY_US, disco
 from hpc_gpt.reader.runs.foreign import NOT_KNOWN, read_foreign_runs
 from hpc_gpt.reader.runs.kept_record import note_of, read_kept, states_of
 from hpc_gpt.reader.runs.own_run import read_own
-from hpc_gpt.reader.runs.run_read import BENCH_FILE, RunRead, is_bench, read_records, read_rounds
+from hpc_gpt.reader.runs.run_read import BENCH_FILE, RunRead, is_bench, read_records, records_in, rounds_in
 from hpc_gpt.report.notes import RunNote
 from hpc_gpt.report.published_tables import named_sweep, sweep_of
+from hpc_gpt.report.rows_in_rounds import tables_of_sweep
 
 TEACH = "[command] pattern of an experiment teaches them (hpc-gpt help keys command)"
 
@@ -40,7 +44,7 @@ class GatheredRuns:
 
     `notes`: what was skipped because it is not a log, and what a narrow table leaves out. `row_notes`: notes on rows of
     a published table. `names`: the runs' names in the table, by id. `sweeps`: name -> PATH of each sweep that was
-    named.
+    named. `tables`: {file of their records: tables} of sweeps whose rows were measured in rounds.
     """
 
     runs: list[RunRead] = field(default_factory=list)
@@ -50,6 +54,7 @@ class GatheredRuns:
     row_notes: list[RunNote] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
     sweeps: dict[str, str] = field(default_factory=dict)
+    tables: dict[Path, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def records(self) -> list[Record]:
@@ -61,8 +66,8 @@ def gather_paths(paths: Sequence[str], logs: Path, records_only: bool = False) -
     """Reads the PATHs of `report`. `records_only`: without the steps and failures of the runs.
 
     A PATH is a log, `-` for standard input, a folder of logs and of our own runs, a run as for find_run, a sweep, which
-    means its runs under `logs`, or one run in a log or a race, as for read_one. Without PATH: `logs`. Raises NoSuchRun
-    for any other PATH.
+    means its runs under `logs`, or one run in a log or a row of a sweep, as for read_one. Without PATH: `logs`. Raises
+    NoSuchRun for any other PATH.
     """
     sweeps = {sweep.name: path for path in paths if (sweep := named_sweep(path)) is not None}
     numbered = [path for path in paths if _numbered(str(path))]
@@ -94,8 +99,9 @@ def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, record
     places = [path for path in paths if path == STDIN or _is_place(path)] if paths else default
     files = discover(places)
     named = [find_named(path, logs) for path in paths if path not in places]
-    named_runs = [run for meant in named for run in meant.runs]
-    # The name of a race means its rows; in a folder of runs the race is one run.
+    in_rounds = [meant.runs for meant in named if read_rows(meant.runs) is not None]
+    named_runs = [run for meant in named if meant.runs not in in_rounds for run in meant.runs]
+    # The name of a race of 0.4 means its rows; in a folder of runs the race is one run.
     real = {Path(os.path.realpath(place)) for place in places}  # realpath also resolves a link that leads to itself
     races = [
         run
@@ -106,7 +112,7 @@ def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, record
     named_runs, files.own = ([run for run in runs if run not in races] for runs in (named_runs, files.own))
     foreign = read_foreign_runs(files, as_one, records_only)
     # Next to a run a script is what ran or may run: nobody takes it for a log.
-    for script in files.scripts if not (foreign or named_runs or files.own or files.benches) else []:
+    for script in files.scripts if not (foreign or named or files.own or files.benches) else []:
         files.skip("a Slurm script without a log", script)
     parents = {run.path.parent for run in files.own}
     under = {folder for parent in parents for folder in (parent, *parent.parents)} | {run.path for run in files.own}
@@ -122,6 +128,13 @@ def _gather_found(paths: Sequence[str], logs: Path, as_one: bool = False, record
             named_runs += _named_by_folder(path, logs, notes(files) if len(places) == 1 else [])
     runs = {run.path: run for run in [*named_runs, *oldest_first(files.own)]}
     gathered = gather_records(list(runs.values()), records_only=records_only)
+    for runs_of_sweep in in_rounds:
+        visits = gather_records(runs_of_sweep)
+        gathered.unread += visits.unread
+        gathered.unwritten += visits.unwritten
+        if (found := tables_of_sweep(visits.runs)) is not None:
+            file, gathered.tables[file] = found[0], found[1]
+            gathered.runs += runs_of_tables(found[1], file)
     for file in files.benches:
         try:
             gathered.runs += read_bench(file)
@@ -192,8 +205,14 @@ def gather_records(
 
 def read_bench(file: Path) -> list[RunRead]:
     """The rows of a bench.json in their order; ConfigError if the file is damaged."""
-    records = read_records(file) or []
-    rounds = read_rounds(file, len(records))
+    return runs_of_tables(read_stored(file), file)
+
+
+def runs_of_tables(tables: dict[str, Any], file: Path) -> list[RunRead]:
+    """The rows of tables of measured rows, in their order; ConfigError if they are damaged. `file`: where they are
+    from."""
+    records = records_in(tables, file) or []
+    rounds = rounds_in(tables, len(records))
     return [
         RunRead(record, files=[file], rounds=row_rounds) for record, row_rounds in zip(records, rounds, strict=True)
     ]
@@ -209,20 +228,26 @@ def refresh_record(run: RunFolder) -> Record:
 
 def read_one(name: str, logs: Path, *more_logs: str, ends_only: bool = False) -> RunRead:
     """Reads the run that RUN means: a log, a folder with the logs of one run, `LOG#2` for the second run in a log,
-    `RACE#2` for the second row of a race, which is named by its id, folder or file; else as for find_run.
+    `SWEEP#2` for the second row of a sweep that was measured in rounds; else as for find_run.
     `more_logs`: other logs of the run. `ends_only`: for our own run as in `read_own`.
 
     Raises NoSuchRun if there is no run, or several.
     """
     path, _, nth = name.rpartition("#")
-    numbered = _numbered(name)
+    numbered, is_sweep = _numbered(name), False
     if numbered and not Path(path).is_file():
         bench = None
         with contextlib.suppress(NoSuchRun):
             bench = _find_bench(path, logs)
-        path, numbered = str(bench), bench is not None
+            is_sweep = bench is None and bool(path) and read_rows(find_named(path, logs).runs) is not None
+        path, numbered = path if is_sweep else str(bench), is_sweep or bench is not None
     place = path if numbered else name
-    if not more_logs and place != STDIN and ((Path(place) / "resolved.json").is_file() or not _is_place(place)):
+    if (
+        not more_logs
+        and place != STDIN
+        and not is_sweep
+        and ((Path(place) / "resolved.json").is_file() or not _is_place(place))
+    ):
         return read_own(find_run(name, logs), ends_only)
     gathered = _gather_found([place, *more_logs], logs, bool(more_logs))
     runs = gathered.runs
@@ -253,7 +278,7 @@ def read_one(name: str, logs: Path, *more_logs: str, ends_only: bool = False) ->
 
 
 def _number(run: RunRead) -> str:
-    """The number of a run in its log, or of a row in its race, as text."""
+    """The number of a run in its log, or of a row in its sweep, as text."""
     _, mark, number = (run.record.run or "").rpartition("#")
     return number if mark and number.isdecimal() else "1"
 
@@ -281,7 +306,7 @@ def read_compared(name: str, logs: Path) -> RunRead:
 
 
 def _find_bench(name: str, logs: Path) -> Path | None:
-    """The bench.json of the race that a name means; None if it means none, or several."""
+    """The bench.json of the race of 0.4 that a name means; None if it means none, or several."""
     folder = Path(name)
     if (folder / BENCH_FILE).is_file():
         return folder / BENCH_FILE
@@ -291,11 +316,14 @@ def _find_bench(name: str, logs: Path) -> Path | None:
 
 
 def compared_names(name: str, logs: Path) -> list[str]:
-    """The names of the single runs that an argument of `compare` means: the rows of a race, all runs of a
-    sweep, an experiment or a folder of our runs; else the argument itself. Raises NoSuchRun."""
+    """The names of the single runs that an argument of `compare` means: the rows of a sweep that was measured in
+    rounds, all runs of another sweep, of an experiment or a folder of our runs; else the argument itself. Raises
+    NoSuchRun."""
     if not is_run_name(name, logs):
         return [name]
-    meant, names = find_named(name, logs), []
+    meant, names = find_named(name, logs), list[str]()
+    if (in_rounds := read_rows(meant.runs)) is not None:
+        return [f"{name}#{number}" for number, _ in enumerate(in_rounds, 1)]
     for folder in (run.path for run in meant.runs):
         rows = read_records(folder / BENCH_FILE) if is_bench(folder / BENCH_FILE) else None
         names += [f"{folder}#{number}" for number, _ in enumerate(rows, 1)] if rows else [str(folder)]

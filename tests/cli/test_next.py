@@ -35,7 +35,6 @@ RUN_BY = {
         "launcher/watch/control.py",
         "hpc-gpt report",
     ): "cli/test_sweep.py::test_a_sweep_runs_here_row_after_row_whatever_becomes_of_one",
-    ("report/bench_table.py", "hpc-gpt plan"): "launcher/local/test_race.py::test_its_end_names_what_calibrates_plan",
     ("report/bench_table.py", "{}"): "launcher/local/test_race.py::test_its_end_names_what_trains_with_the_winner",
     ("cli/profile.py", "{}"): "slurm/test_doctor.py::test_a_detected_profile_is_one_that_submits",
     ("cli/report.py", "tensorboard --logdir"): "report/test_report_verb.py::test_the_commands_after_an_export_read_it",

@@ -1,21 +1,16 @@
-"""What a submission, a process that waits and a visit of a race leave, whole: records, texts and exit codes."""
+"""What a submission and a process that waits leave, whole: records, texts and exit codes."""
 
 import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from hpc_gpt.core.ends.end_policy import End
 from hpc_gpt.core.errors import SlurmUnreachable
-from hpc_gpt.core.files import read_json_lines
 from hpc_gpt.core.process import process_identity
-from hpc_gpt.core.runs.race import Visit
 from hpc_gpt.launcher import executor
 from hpc_gpt.launcher.local import queue
-from hpc_gpt.launcher.race.next_visit import Race
 from tests.launcher.test_shell_functions import program
 from tests.made_runs import make_run, unsubmitted_run
 
@@ -50,25 +45,3 @@ def test_a_process_that_waits_is_noted_as_the_queue(monkeypatch: pytest.MonkeyPa
     (line,) = run.submissions()
     assert (line["queue"], line["job_id"]) == (process_identity(int(job_id)), job_id)
     assert waits == json.loads(run.waits_for.read_text())["words"] == "waits for GPU 7"
-
-
-@pytest.mark.parametrize(
-    ("ended", "cause", "limit_s", "said", "dropped", "of_race"),
-    [
-        ("done", "all steps", None, "quick: done", False, None),
-        ("nan", "loss is NaN", 9, "quick: hang: not over within 9 s, 3 times the leader's visit", False, None),
-        ("nan", "loss is NaN", 1e6, "quick: nan: loss is NaN", False, None),
-        ("stopped", "hpc-gpt stop", None, "quick: stopped", True, "hpc-gpt stop, in a visit of quick"),
-        ("node_failure", None, None, "quick: node_failure", True, "node_failure, in a visit of quick"),
-        ("done", None, 9, "quick: done", False, None),
-    ],
-)
-def test_how_a_visit_ended(ended, cause, limit_s, said, dropped, of_race, tmp_path: Path, capsys) -> None:
-    race: Any = object.__new__(Race)
-    race.run, race.rows = SimpleNamespace(path=tmp_path), [SimpleNamespace(name="quick")]
-    end = race.conclude(Visit("v1", 0, 0, 1, "n1", time.time() - 60, limit_s), End(ended, cause, node="n1"))
-    assert (capsys.readouterr().err, end and end.cause) == (f"{said}\n", of_race)
-    (line,) = (line for file in tmp_path.iterdir() for line in read_json_lines(file))
-    word = said.split(": ")[1]
-    node = None if word == "hang" else "n1"  # of nobody's fault
-    assert [line[key] for key in ("ended", "visit", "node", "dropped")] == [word, "v1", node, dropped]

@@ -1,5 +1,5 @@
 """Rendering: what is refused before it, with its key; how a broken template is reported; whose words win;
-the loop of a race's script; and what each kind of requeue brings."""
+the script of a job that holds runs; and what each kind of requeue brings."""
 
 import re
 import shutil
@@ -17,9 +17,10 @@ from hpc_gpt.core.errors import ConfigError, RenderError
 from hpc_gpt.core.settings.cluster import Chain, Container, load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment_file import load_experiment
-from hpc_gpt.core.settings.resolved import Resolved, config_hash
+from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.slurm.directives import directives_but_name
 from hpc_gpt.core.slurm.requeue import REQUEUES
-from hpc_gpt.launcher.render import render_script
+from hpc_gpt.launcher.render import render_script, turns_script
 from tests import examples
 from tests.conftest import REPOSITORY
 from tests.programs import put, ran
@@ -107,18 +108,15 @@ def test_a_chosen_clusters_next_jobs_go_where_the_first_went():
     assert "slurm_cluster" not in render_script(resolved_demo())
 
 
-def test_a_races_script_is_sound_and_in_no_hash(tmp_path: Path) -> None:
-    run = resolved_demo()
-    race = replace(run, race=6)
-    (script := tmp_path / "job.sh").write_text(render_script(race))
+def test_the_script_of_a_job_that_holds_runs_is_sound(tmp_path: Path) -> None:
+    scripts = [render_script(resolved_demo())] * 2
+    text = turns_script("demo-race", scripts)
+    (script := tmp_path / "turns.sh").write_text(text)
     subprocess.run(["bash", "-n", script], check=True)
     if shellcheck := shutil.which("shellcheck"):
         done = subprocess.run([shellcheck, script], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout
-    assert "visit" not in render_script(run)
-    assert '"race"' not in run.to_json()
-    assert config_hash(race) == config_hash(run)
-    assert Resolved.from_json(race.to_json()).race == 6
+    assert directives_but_name(text) == directives_but_name(scripts[0])
 
 
 TEMPLATES = REPOSITORY / "templates" / "slurm" / "requeue"

@@ -46,7 +46,7 @@ def test_a_job_is_submitted_with_these_words(tmp_path: Path, monkeypatch: pytest
         assert submit_array(logs, resolved, [run, run], 3, "8") == "9"
     elif kind == "own":
         monkeypatch.setenv("HPC_GPT_PYTHON", "/py")
-        assert submit_own(run.path, "x-%j", resolved, {"": run}, ["--nice"], ["--begin=now"]) == "9"
+        assert submit_own(run.path, "x-%j", resolved, [("", run)], ["--nice"], ["--begin=now"]) == "9"
     elif kind == "later":
         monkeypatch.setenv("HPC_GPT_PYTHON", "/py")
         for _ in range(2):

@@ -12,6 +12,7 @@ import jinja2
 import pytest
 
 from hpc_gpt.core.runs.snapshot import templates_dir
+from hpc_gpt.launcher.render import turns_script
 from tests.golden.test_scripts import SCRIPTS
 from tests.programs import put, ran
 from tests.waiting import wait_for
@@ -154,50 +155,6 @@ def test_the_first_host_is_one_with_an_address(
     assert (done.code, done.out.strip()) == (code, words)
 
 
-@pytest.mark.parametrize(
-    ("answer", "code", "words"),
-    [
-        ("hpc-gpt-next visit 30 /r/b", 0, ["30 /r/b 5"]),
-        ("hpc-gpt-next end 3", 1, [" 3"]),
-        ("nothing", 1, ["hpc_gpt.launcher.race.next_visit gave no answer",
-                        "ended error the race's next visit was not decided", " 1"]),
-    ],
-)  # fmt: skip
-def test_a_race_goes_on_as_it_is_told(tmp_path: Path, answer: str, code: int, words: list[str]) -> None:
-    program(
-        tmp_path,
-        "the-python",
-        f'[ "$*" = "-m hpc_gpt.launcher.race.next_visit /r 4 - 5 " ] && echo {shlex.quote(answer)}',
-    )
-    said = 'echo "${visit_s:-} ${visit:-}${visit:+ }$rc"'
-    end = f'say_ended() {{ echo "ended $*"; }}\nrc=5 n=4\nnext_visit; code=$?; {said}; exit $code'
-    done = bash(tmp_path, "slurm/race.sh.j2", end, HPC_GPT_RUN="/r")
-    assert (done.code, done.out.splitlines()) == (code, words)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "command", "code", "written"),
-    [
-        (0, "echo out; echo err >&2; exit 3", 3, "out\nerr\n"),
-        (1, "exec sleep 30", 143, ""),
-        (3000, "echo out", 0, "out\n"),
-    ],
-)
-def test_a_visit_ends_by_itself_or_when_its_time_is_over(
-    tmp_path: Path, seconds: int, command: str, code: int, written: str
-) -> None:
-    (tmp_path / "visit/attempts/1").mkdir(parents=True)
-    end = f"visit=visit visit_s={seconds}\nin_visit bash -c {shlex.quote(command)}"
-    assert bash(tmp_path, "slurm/race.sh.j2", end).code == code
-    assert (tmp_path / "visit/attempts/1/log").read_text() == written
-
-
-def test_a_visit_that_is_over_at_once_has_its_code(tmp_path: Path) -> None:
-    (tmp_path / "visit/attempts/1").mkdir(parents=True)
-    late = 'kill() { sleep 0.3; builtin kill "$@"; }'
-    assert bash(tmp_path, "slurm/race.sh.j2", f"{late}\nvisit=visit visit_s=0\nin_visit bash -c 'exit 3'").code == 3
-
-
 # --- what the script of a program asks of Slurm and Python, with a limit
 
 ASKS = 'echo $$ >.up && mv .up up; until [ -e go ]; do sleep 0.05; done; echo "an answer"'
@@ -229,3 +186,28 @@ def test_what_takes_too_long_ends_without_a_line_of_the_shell(tmp_path: Path) ->
     """timeout kills itself, too, which bash reports as `line 122: 481 Killed (trap …`."""
     done = bash(tmp_path, "within.sh.j2", "within 1 bash -c 'echo out; echo err >&2; sleep 60' || echo $?")
     assert (done.code, done.out, done.err) == (0, "out\n137\n", "err\n")
+
+
+def test_a_job_starts_its_runs_in_turns_and_repeats_the_one_that_was_cut(tmp_path: Path) -> None:
+    """The second run asks for a requeue: the job ends, and its next start begins with that run."""
+    program(tmp_path, "squeue", "echo RUNNING")
+    job_sh = (
+        'n=1; while [ -d "$HPC_GPT_RUN/attempts/$n" ]; do n=$((n + 1)); done; mkdir -p "$HPC_GPT_RUN/attempts/$n"\n'
+        'echo "${HPC_GPT_RUN##*/} $n $HPC_GPT_ELEMENT" >>"$HPC_GPT_RUN/../said"; again=false\n'
+        '[ "${HPC_GPT_RUN##*/}$n" != b1 ] || again=true\n'
+        'echo "{\\"requeue\\": $again}" >"$HPC_GPT_RUN/attempts/$n/ended.json"\n'
+    )
+    (turns := tmp_path / "turns").mkdir()
+    for number, name in enumerate("abc"):
+        (run := tmp_path / "runs" / name).mkdir(parents=True)
+        (run / "job.sh").write_text(job_sh)
+        (turns / f"{number:04d}").symlink_to(run)
+    script = turns_script("x", [SCRIPTS["demo-slurm"]()] * 3)
+    (tmp_path / "turns.sh").write_text(script)
+    environment = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "HPC_GPT_TURNS": str(turns), "SLURM_JOB_ID": "7"}
+    said = []
+    for _ in range(3):
+        subprocess.run(["bash", tmp_path / "turns.sh"], env=environment, check=True)
+        said.append((tmp_path / "runs" / "said").read_text().splitlines())
+    assert said[0] == ["a 1 7", "b 1 7"]
+    assert said[1] == said[2] == ["a 1 7", "b 1 7", "b 2 7", "c 1 7"]

@@ -136,7 +136,7 @@ def row(name: str, file: str, *rounds: float, **more: Any) -> RunRead:
 
 WIDE = "the interval is wide, as there are only {} rounds: use --rounds 5 or more"
 PAIRS = "the interval comes from the {} ratios of rounds, which were measured in turns"
-APART = "the rows belong to two races, so their rounds are not pairs"
+APART = "the rows belong to two sweeps, so their rounds are not pairs"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ APART = "the rows belong to two races, so their rounds are not pairs"
         (row("p", "f", 100, 99, 98), row("q", "f", 50),
          "tokens/s 0.505 x; no interval can be given: B has 1 round, but an interval needs 3", []),
         (row("p", "f", 100, 99, 98), read(LOSSES, 1.6, run="b"),
-         "no interval can be given: A is a row of a race, which has rounds but no single steps: compare the run "
+         "no interval can be given: A is a row of a sweep, which has rounds but no single steps: compare the run "
          "folders of its rounds", [ASSUMED.format("global_batch and seq of one run is")]),
     ],
 )  # fmt: skip

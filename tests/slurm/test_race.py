@@ -1,12 +1,14 @@
-"""A race on a real Slurm cluster: of a grid, and a node of it dies. tests/launcher/local has others."""
+"""A race on a real Slurm cluster: one job starts its visits in turns, and a node of it dies. tests/launcher/local has
+others."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from hpc_gpt.core.runs.race import read_visits
-from tests.slurm.launcher import REPOSITORY, TINY
+from hpc_gpt.core.runs.run_folder import RunFolder
+from tests.slurm.launcher import REPOSITORY, TINY, Job
 from tests.slurm.stories import Teller, slow_storied
 
 RACED = (
@@ -21,28 +23,37 @@ train = {{ steps = 1000, dtype = "fp32", lr = 1e-3, warmup_steps = 4 }}
 
 @pytest.mark.long(always=True)
 @slow_storied
-def test_a_lost_node_is_no_rows_failure_and_a_winner_is_taken(teller: Teller) -> None:
-    """A node dies in the second visit: the round begins again on others."""
+def test_a_lost_node_repeats_the_visit_alone_and_a_winner_is_named(teller: Teller) -> None:
+    """A node dies in the second of four visits: the job, put back, makes this visit again, and the later ones."""
     launcher = teller.launcher
     file = launcher.folder / "raced.toml"
     file.write_text(RACED.format(tokens=launcher.folder / "some.tokens"))
-    asked = (str(file), "--race", "--steps", "8", "--rounds", "1", "--grid", "layout.micro_batch=1,2")
-    path = f"{REPOSITORY}:{Path(__file__).parent / 'racing'}"
-    job = launcher.submit(*asked, PYTHONPATH=path, WAIT_AT="micro_batch2")
-    job.wait("the second visit", lambda: (job.run.path / "waits-1").exists())
+    asked = (str(file), "--race", "--steps", "8", "--rounds", "2", "--grid", "layout.micro_batch=1,2")
+    more = {"PYTHONPATH": f"{REPOSITORY}:{Path(__file__).parent / 'racing'}", "WAIT_AT": "micro_batch2"}
+    more["HPC_GPT_STATE"] = str(launcher.folder / "states" / "raced")
+    said, _ = launcher.run("submit", *asked, code=0, **more)
+    found = re.search(r"submitted 4 runs in turns as job (\d+)", said)
+    assert found, said
+    (folder,) = (path for path in (launcher.logs / "raced-race").iterdir() if (path / "rows.json").exists())
+    visits = [RunFolder(path.resolve()) for path in sorted((folder / "1").iterdir()) if path.is_symlink()]
+    assert [visit.resolved().row for visit in visits] == [f"micro_batch{size}" for size in (1, 2, 2, 1)]
+    job = Job(launcher.cluster, visits[1], found[1])
+    job.wait("the second visit", lambda: (visits[1].path.parent / "waits-1").exists())
+    shown = json.loads(launcher.run("status", folder.name, "--json", code=0, **more)[0])["runs"]
+    states = {run["run"]: run["state"] for run in shown}
+    assert [states[visit.run_id] for visit in visits] == ["done", "running", "pending", "pending"]
     victim = job.nodes()[1]
-    (job.run.path / "go").touch()
+    (visits[1].path.parent / "go").touch()
     with teller.cluster.without_power(victim):
         job.wait_end()
-    assert job.ended() == ["node_failure", "done"]
+    attempts = [[attempt.ended().get("ended") for attempt in visit.attempts()] for visit in visits]
+    assert attempts == [["done"], ["node_failure", "done"], ["done"], ["done"]], job.log()
     assert victim not in job.nodes()
-    kept = [visit for visit in read_visits(job.run) if not visit.dropped]
-    assert sorted(visit.row for visit in kept) == [0, 1]
-    assert {visit.attempt for visit in kept} == {2}
-    page = json.loads((job.run.path / "bench.json").read_text())
-    assert [row["keys"] for row in page["race"]["rows"]] == [{"layout.micro_batch": size} for size in (1, 2)]
-    assert page["race"]["is_over"]
-    assert all(record["ended"] == "done" for record in page["records"])
-    size = page["race"]["winner"].rpartition("#")[2]
-    assert page["race"]["submit"] == f"hpc-gpt submit {file} --cluster site --set layout.micro_batch={size}"
-    assert page["race"]["submit"] in job.run.attempts()[-1].log.read_text()
+    text = launcher.run("report", folder.name, code=0, **more)[0]
+    assert [line.split()[0] for line in text.splitlines()[1:3]] == ["micro_batch1", "micro_batch2"]
+    (size,) = re.findall(rf"^winner: micro_batch(\d) \({folder.name}#\d\)", text, re.MULTILINE)
+    assert f"next: hpc-gpt submit {file} --cluster site --set layout.micro_batch={size}" in text
+    compared = launcher.run("compare", f"{folder.name}#1", f"{folder.name}#2", code=0, **more)[0]
+    assert "tokens/s" in compared
+    listed = launcher.run("report", found[1], code=0, **more)[0]
+    assert listed == text, "the job's id means all its runs"

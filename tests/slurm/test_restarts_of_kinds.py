@@ -1,28 +1,23 @@
-"""Restarts in the job of a program, Megatron-LM's stand-in, a job script, an element of an array and a race.
+"""Restarts in the job of a program, Megatron-LM's stand-in, a job script, and an element of an array.
 
 Each has the losses of an undisturbed one. Runs of our engines are in test_restarts_in_job, a program's own process a
 GPU in test_command.
 """
 
-import json
-import re
 import signal
-import socket
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from hpc_gpt.core.process import start_time
 from hpc_gpt.core.processes.find_processes import recorded
-from hpc_gpt.core.runs.race import read_visits
 from hpc_gpt.core.runs.run_folder import RunFolder
 from tests.command.mine import experiment, kill, loss_of_loop
 from tests.megatron_lm.checkout import make_checkout
 from tests.megatron_lm.stand_in import START
 from tests.processes import send
 from tests.programs import put
-from tests.slurm.launcher import REPOSITORY, SAVED, SINGLE, TINY, Job, paused
+from tests.slurm.launcher import SAVED, SINGLE, Job, paused
 from tests.slurm.stories import Teller, storied
 from tests.slurm.test_restarts_in_job import starts
 
@@ -177,55 +172,6 @@ def test_an_element_of_an_array_restarts_in_its_job(teller: Teller) -> None:
     other.wait_end()
     assert (starts(other), other.ended()) == ([(0, 0)], ["done"])
     assert job.losses() == other.losses()
-
-
-RACED = (
-    f'name = "raced-again"{TINY}'
-    + """
-engine = {{ name = "ddp" }}
-layout = {{ gpus = 2, micro_batch = 2, global_batch = 8 }}
-train = {{ steps = 1000, dtype = "fp32", lr = 1e-3, warmup_steps = 4 }}
-"""
-)
-
-
-def raced(teller: Teller, name: str, **more: str) -> Job:
-    file = teller.launcher.place(name) / f"{name}.toml"
-    file.write_text(RACED.format(tokens=teller.launcher.folder / "some.tokens").replace("raced-again", name))
-    asked = (str(file), "--race", "--steps", "6", "--rounds", "1", "--grid", "layout.micro_batch=1,2")
-    path = f"{REPOSITORY}:{Path(__file__).parent / 'racing'}"
-    return teller.launcher.submit(*asked, *SOON, PYTHONPATH=path, **more)
-
-
-def losses_of_rows(job: Job) -> dict[int, str]:
-    """Row -> the losses of its visit that counts."""
-    kept = [visit for visit in read_visits(job.run) if not visit.dropped]
-    found = {}
-    for visit in kept:
-        lines = RunFolder(job.run.path / visit.place).attempt(1).metrics.read_text().splitlines()
-        found[visit.row] = str([(line["step"], line["loss"]) for line in map(json.loads, lines)])
-    return found
-
-
-@storied
-def test_a_race_restarts_in_its_job(teller: Teller) -> None:
-    """Another process takes the port of the second visit: the first one counts, and the second is made again."""
-    job = raced(teller, "race-in-job", WAIT_AT="micro_batch2")
-    alone = raced(teller, "race-alone")
-    job.wait("the second visit", lambda: (job.run.path / "waits-1").exists())
-    port = re.findall(r"rendezvous 127\.0\.0\.1:(\d+)", job.log())
-    with socket.create_server(("", int(port[-1]))):
-        (job.run.path / "go").touch()
-        visit = Job(job.cluster, RunFolder(job.run.path / read_visits(job.run)[-1].place), job.id)
-        job.wait("the failure of rank 0", lambda: "EADDRINUSE" in visit.log())
-        for rank in visit.ranks():  # which wait for rank 0, and heed no SIGTERM yet: Slurm's KillWait is long here
-            send(rank, signal.SIGKILL)
-        job.wait("the verdict", job.run.attempt(1).verdict)
-    restarted(job, "port_taken")
-    visits = [(visit.row, visit.attempt, visit.dropped) for visit in read_visits(job.run)]
-    assert visits == [(0, 1, False), (1, 1, True), (1, 2, False)]
-    alone.wait_end()
-    assert losses_of_rows(job) == losses_of_rows(alone)
 
 
 # It computes for longer than a step may take, and prints nothing meanwhile.

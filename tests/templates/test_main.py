@@ -5,7 +5,6 @@ started with its words and the variables in which that differs from a plain run'
 import os
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 from hpc_gpt.core.settings.cluster import Container, load_profile
 from hpc_gpt.core.settings.decide import resolve
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, Job, LayoutRequest
-from hpc_gpt.core.settings.experiment_file import load_experiment
 from hpc_gpt.core.settings.services import Notify
 from hpc_gpt.launcher.render import render_script
 from tests.golden.test_scripts import MEGATRON_LM, SCRIPTS, _as_it_is, _render
@@ -60,10 +58,6 @@ def beside(profile: str, **changes: Any) -> str:
     return _render(profile, overrides=asked | changes.pop("overrides", {}), **changes)
 
 
-def race() -> str:
-    return render_script(replace(resolve(load_experiment("demo"), load_profile("generic-slurm")), race=6))
-
-
 CASES: dict[str, tuple[Callable[[], str], dict[str, str], tuple[str, ...]]] = {
     **{name: (SCRIPTS[name], JOB, ()) for name in (
         "demo-slurm", "stage-tar", "stage-warm-slurm", "preflight-apptainer", "preflight-pyxis",
@@ -76,7 +70,6 @@ CASES: dict[str, tuple[Callable[[], str], dict[str, str], tuple[str, ...]]] = {
         lambda: beside("h100-80g-8", chain="none", overrides=ONE, stage="/x.tar"), JOB, ()
     ),
     "unsound": (lambda: _render(preflight=True), JOB | {"UNSOUND": "1"}, ()),
-    "race": (race, JOB, ()),
     "modules": (
         lambda: _render(modules=("a/1", "b 2"), environment={"A": "it's", "PYTORCH_CUDA_ALLOC_CONF": "b"}), JOB, ()
     ),

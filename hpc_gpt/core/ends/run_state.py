@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hpc_gpt.core.ends.failures import LIVE, RETRIES, meaning
+from hpc_gpt.core.ends.failures import LIVE, RETRIES, STARTED, meaning
 from hpc_gpt.core.ends.state import Facts, State, class_of, slurm_state, state_of
 from hpc_gpt.core.format import clock, some
 from hpc_gpt.core.process import Life, boot_id, life_of, pid_namespace
@@ -130,6 +130,10 @@ def read_run_state(run: RunFolder, log_every: int, slurm: Mapping[str, str] | No
     job_id = live.get("job_id") if live is not None else (attempt.job_id or None) if attempt is not None else None
     line = live if live is not None else _line_of(run, chain, attempt)
     facts = end.facts if end is not None and not waits else Facts()
+    in_slurm = slurm_state(slurm.get(job_id or "", "")) if slurm is not None and is_of_slurm(line) else None
+    if line.get("shared") and in_slurm in STARTED:  # the job may run another one of its runs
+        is_over = end is not None and end.is_over and not end.facts.retried
+        in_slurm = "pending" if waits else None if is_over else in_slurm
     facts = replace(
         facts,
         submitted=bool(chain),
@@ -138,7 +142,7 @@ def read_run_state(run: RunFolder, log_every: int, slurm: Mapping[str, str] | No
         queued=waits and bool(line.get("queue")),
         began=attempt is not None and not waits,
         cancelled=run.is_cancelled(mark_of(line) or job_id),
-        slurm=slurm_state(slurm.get(job_id or "", "")) if slurm is not None and is_of_slurm(line) else None,
+        slurm=in_slurm,
         alive=_is_alive(run, line),
         moved=(moved := moved_from(run, line)) is not None,
     )

@@ -36,7 +36,6 @@ from hpc_gpt.core.process import (
     start_time,
 )
 from hpc_gpt.core.processes.job_steps import in_job, left_steps
-from hpc_gpt.core.runs.race import read_visits
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.runs.stored import read_stored
 
@@ -243,8 +242,8 @@ def _left_by_script(attempt: Attempt, job: tuple[bytes, bytes]) -> set[int]:
 
 
 def end_left_in_job(run: RunFolder, number: int, job: tuple[bytes, bytes], limit_s: float) -> list[int]:
-    """Kills what attempts of a run before `number`, or visits of a race, have started in a Slurm job on this node, with
-    all descendants; returns those that have not left within `limit_s`. This process's own step has just started."""
+    """Kills what attempts of a run before `number` have started in a Slurm job on this node, with all descendants;
+    returns those that have not left within `limit_s`. This process's own step has just started."""
     folder, step, node = os.path.realpath(run.path), os.environb.get(_STEP), os.environ.get("SLURMD_NODENAME", "")
     listed = in_job(job[0].decode(), node) if job[0] and node else {}
     others = {name for name in listed.values() if name.isdecimal()} - {(step or b"").decode()}
@@ -255,7 +254,6 @@ def end_left_in_job(run: RunFolder, number: int, job: tuple[bytes, bytes], limit
         for pid, environment, its_job in _marked(_RUN, ATTEMPT):
             path = os.path.realpath(os.fsdecode(environment[_RUN.encode()]))
             is_earlier = path == folder and environment[ATTEMPT.encode()] != b"%d" % number
-            is_earlier |= path.startswith(f"{folder}/")
             if is_earlier and (step is None or environment.get(_STEP) != step) and its_job == job:
                 pids.add(pid)
         return ProcessTable().below(*pids, without=[os.getpid()])
@@ -270,11 +268,9 @@ def run_on(run: RunFolder) -> list[int]:
     attempts = run.attempts()
     if attempts and attempts[-1].started().get("boot") not in (None, boot_id()):
         return []
-    folder, visits = os.path.realpath(run.path), (RunFolder(run.path / visit.place) for visit in read_visits(run))
-    pids = recorded([*attempts, *(visit.attempt(1) for visit in visits)])
+    folder, pids = os.path.realpath(run.path), recorded(attempts)
     job = os.fsencode(str(read_json(attempts[-1].ranks / "0.json").get(JOB) or "") if attempts else "")
     for pid, environment, (job_id, _) in _marked(ATTEMPT, CHECKPOINTS):
-        # The checkpoints of a race's visits are deeper.
         if _checkpoints_in(environment).startswith(f"{folder}/") and job_id == job:
             pids.add(pid)
     if not pids:

@@ -163,7 +163,7 @@ def find_runs(names: Sequence[str], logs: Path) -> list[RunFolder]:
 
 
 def is_run_name(name: str, logs: Path) -> bool:
-    """Whether a name is for find_named: not a log, a folder elsewhere, a row of a race, or standard input."""
+    """Whether a name is for find_named: not a log, a folder elsewhere, a row of a sweep, or standard input."""
     elsewhere = os.path.lexists(name) and not Path(os.path.realpath(name)).is_relative_to(logs.resolve())
     return not (elsewhere or "#" in name or name == "-" or os.path.isfile(name))
 
@@ -204,8 +204,11 @@ def _meant(name: str, logs: Path) -> list[Named]:
     if matched := with_id(lambda whole_id: whole_id == name):
         return matched
     jobs = [ids or [] for ids in within_time(job_ids, runs)]
-    if matched := [Named([run]) for run, ids in zip(runs, jobs, strict=True) if name in ids]:
-        return matched
+    of_job = [(run, note) for run, note, ids in zip(runs, notes, jobs, strict=True) if name in ids]
+    if len(of_job) > 1 and len({note.get("id") for _, note in of_job}) == 1 and of_job[0][1]:
+        return [Named([run for run, _ in of_job], f"job {name}")]  # one job that holds several runs of a sweep
+    if of_job:
+        return [Named([run]) for run, _ in of_job]
     arrays: dict[str, list[RunFolder]] = {}
     for run, note, ids in zip(runs, notes, jobs, strict=True):
         if any(job_id.startswith(f"{name}_") for job_id in ids):  # `4711_3` is an element of `4711`

@@ -276,7 +276,7 @@ class Record:
     power_w: float | None = shown("W", show_digits)
     "Power of a GPU, W."
     rounds: int | None = None
-    "Rounds of a race."
+    "Rounds in which a row of a sweep was measured."
     tokens_per_s_spread: float | None = None
     "Spread of tokens_per_s over the rounds."
     # its result

@@ -36,15 +36,14 @@ def resolve(
     row: str | None = None,
     script: ScriptFacts | None = None,
     data_from: int = 0,
-    race: int = 0,
 ) -> Resolved:
     """The run of an experiment whose keys are all decided; nothing changes it afterwards.
 
     `sweep` and `row` name its row, if it is one; `script` has the facts about a job script; `data_from` is the step of
-    a branch to other data, `race` the most visits of a race. Raises as `size_run`.
+    a branch to other data. Raises as `size_run`.
     """
     sized = size_run(experiment, profile, script)
-    return Resolved.of(sized, sweep=sweep, row=row, data_from=data_from, race=race)
+    return Resolved.of(sized, sweep=sweep, row=row, data_from=data_from)
 
 
 def size_run(

@@ -91,7 +91,7 @@ class Resolved(Sized):
             tables[name] = {
                 key: value for key, value in tables[name].items() if value not in self.key_rules(name)[key].defaults
             }
-        nones: dict[str, Any] = {"command": None, "script": None, "data_from": 0, "race": 0}
+        nones: dict[str, Any] = {"command": None, "script": None, "data_from": 0}
         for name, none in (*nones.items(), *((name, {}) for name in SERVICES)):
             if tables[name] == none:
                 del tables[name]

@@ -43,8 +43,7 @@ class Sized:
     `command` is None unless the engine starts the program in it. The model, the batch and the number of steps (0) of
     such a run may be unknown (`core.settings.sized`). `script` has the facts about `command.script`.
 
-    `data_from` is the step after which a branch to other data reads these from their first sample. `race`: the most
-    visits of a race, which measures its rows in turns; 0 for a run that trains.
+    `data_from` is the step after which a branch to other data reads these from their first sample.
     """
 
     name: str
@@ -68,7 +67,6 @@ class Sized:
     plan: Plan = field(default_factory=Plan)
     script: ScriptFacts | None = None
     data_from: int = 0
-    race: int = 0
     version: str = __version__
     schema: int = SCHEMA
 

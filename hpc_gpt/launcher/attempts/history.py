@@ -11,7 +11,6 @@ from hpc_gpt.core.ends.run_state import facts_before, is_lost_here
 from hpc_gpt.core.ends.state import class_of
 from hpc_gpt.core.files import read_text
 from hpc_gpt.core.processes.heartbeats import end_time_of, gpu_seconds
-from hpc_gpt.core.runs.race import is_race, measured, read_visits
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.launcher.attempts.judge import EndedAttempt
 
@@ -82,9 +81,7 @@ def _is_quick(attempt: Attempt) -> bool:
 
 def newest_saved(run: RunFolder) -> int | None:
     """The step of the newest checkpoint that is marked complete, 0 without one, None if only the program knows its
-    checkpoints; its files are not checked. For a race, the number of measured visits."""
-    if is_race(run):
-        return measured(read_visits(run))
+    checkpoints; its files are not checked."""
     if (command := command_of(run)) is not None:
         return newest_checkpoint(run, command)[1]
     try:

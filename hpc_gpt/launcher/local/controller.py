@@ -6,7 +6,6 @@ enforces the time limit, and writes how the attempt ended if no rank has written
 
 import atexit
 import contextlib
-import importlib
 import json
 import os
 import platform
@@ -52,7 +51,6 @@ from hpc_gpt.launcher.attempts.history import read_history
 from hpc_gpt.launcher.attempts.judge import Verdict
 from hpc_gpt.launcher.attempts.notify import send_events
 
-_RACE_SUPERVISOR = "hpc_gpt.launcher.race.race_here"  # supervises a race, and starts its visits
 _POLL_S = 0.05
 PEERS_S = 5.0  # the other ranks have this long to end by themselves after one has failed
 
@@ -268,8 +266,6 @@ def controller_environment(run: RunFolder, attempt: Attempt, ranks: int) -> dict
 def run_attempt(run: RunFolder, attempt: Attempt) -> int:
     """Runs one attempt, and returns its exit code. After it a signal ends this process."""
     try:
-        if run.resolved().race:
-            return int(importlib.import_module(_RACE_SUPERVISOR).supervise(run, attempt))
         controller = RunController(run, attempt)
         controller.run()
         return controller.exit_code()

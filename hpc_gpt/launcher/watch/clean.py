@@ -38,11 +38,11 @@ from hpc_gpt.core.files import logs_folder, read_text, user_name
 from hpc_gpt.core.format import show_duration, some
 from hpc_gpt.core.processes.lock import RunLocked, lock_path, locked
 from hpc_gpt.core.runs.find_runs import list_runs
-from hpc_gpt.core.runs.race import is_race, measured, read_visits
 from hpc_gpt.core.runs.run_folder import RESUMED_FROM, RunFolder
 from hpc_gpt.core.runs.work_archive import has_own_files
 from hpc_gpt.launcher.attempts.life import ask_life
 from hpc_gpt.launcher.watch.status import NO_ANSWER, RunStatus, ask_status
+from hpc_gpt.reader.runs.run_read import BENCH_FILE, measured_rounds
 
 # Seconds between two reports of a long removal.
 _REPORT_S = 5.0
@@ -173,9 +173,9 @@ def _why_useless(run: RunFolder, state: str) -> str:
 
 
 def _has_trained(run: RunFolder) -> bool:
-    """Whether an attempt of a run made a step; of a race, whether a visit was measured."""
-    if is_race(run):
-        return measured(read_visits(run)) > 0
+    """Whether an attempt of a run made a step; of a race of 0.4, whether a visit was measured."""
+    if measured_rounds(run.path / BENCH_FILE):
+        return True
     return any(attempt.last_metrics() or attempt.loss_without_step() is not None for attempt in run.attempts())
 
 

@@ -43,7 +43,6 @@ from hpc_gpt.core.process import no_collections
 from hpc_gpt.core.processes.heartbeats import gpus_of, read_heartbeats
 from hpc_gpt.core.processes.lock import lock_path
 from hpc_gpt.core.processes.slow_ranks import slow_ranks
-from hpc_gpt.core.runs.race import measured, read_visits
 from hpc_gpt.core.runs.record import finite
 from hpc_gpt.core.runs.run_folder import RESUMED_FROM, Attempt, CachedRun, RunFolder, job_ids
 from hpc_gpt.core.runs.stored import read_stored
@@ -69,6 +68,7 @@ from hpc_gpt.core.slurm.requeue import is_not_requeued
 from hpc_gpt.launcher.attempts.history import read_history
 from hpc_gpt.launcher.attempts.judge import gpu_hours
 from hpc_gpt.launcher.watch.reasons import NEVER, reason_text, with_maintenance
+from hpc_gpt.reader.runs.run_read import BENCH_FILE, measured_rounds
 
 if TYPE_CHECKING:
     from hpc_gpt.report.why import Why
@@ -366,8 +366,8 @@ def _status(run: RunFolder, jobs: JobStates | None, explained: Why | None = None
     ids = job_ids(run)
     step = metrics.get("step")
     steps = resolved.train.steps or metrics.get("steps_planned")  # a program may print its planned steps
-    if resolved.race:  # a race counts visits instead of steps
-        step, steps = measured(read_visits(run)), resolved.race
+    if (rounds := measured_rounds(run.path / BENCH_FILE)) is not None:  # a race of 0.4: its visits instead of steps
+        step, steps = rounds, None
     left = steps - step if steps is not None and step is not None and state in LIVE else None
     step_s = metrics.get("step_s")
     parent = read_stored(run.path / RESUMED_FROM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,8 @@ class RunRead:
 
     `failures`: the first cause, then other failures, then echoes. `files`: all files it was read from. `folder`: the
     run folder if the run is ours, else None. `causes`: for logs of other programs, the cause of each attempt's end.
-    `rounds`: for a row of a race, tokens/s per round. `is_settled`: the run is over, by its files alone.
+    `rounds`: for a row that was measured in rounds, tokens/s
+    of each, NaN for a round that it lacks. `is_settled`: the run is over, by its files alone.
     """
 
     record: Record
@@ -37,7 +39,7 @@ class RunRead:
     is_settled: bool = False
 
 
-# The file of the rows of a race, next to the runs of their rounds.
+# The file of measured rows that races of 0.4 have written, next to the runs of their rounds.
 BENCH_FILE = "bench.json"
 _MOST_BYTES = 64 * 2**20  # no record is larger, but a log that begins like a record may be
 
@@ -49,20 +51,31 @@ def is_bench(path: Path) -> bool:
 
 def read_records(path: Path) -> list[Record] | None:
     """The records of a file; None if it is not JSON with records. Raises ConfigError for a damaged record."""
-    tables = _tables(path)
+    return records_in(_tables(path), path)
+
+
+def records_in(tables: dict[str, Any], path: Path) -> list[Record] | None:
+    """The records in the JSON object of a file, as by `read_records`."""
     listed = tables.get("records", [tables])
     if not isinstance(listed, list) or not all(isinstance(table, dict) and "ended" in table for table in listed):
         return None
     return [_record(table, path) for table in listed]
 
 
-def read_rounds(path: Path, rows: int) -> list[list[float]]:
-    """Tokens/s per round for each of a bench's `rows` rows; empty lists if the file has none."""
-    listed = _tables(path).get("rows") or []
+def rounds_in(tables: dict[str, Any], rows: int) -> list[list[float]]:
+    """Tokens/s per round for each of a bench's `rows` rows, NaN for a round without; empty lists if it has none."""
+    listed = tables.get("rows") or []
     if len(listed) != rows:
         return [[] for _ in range(rows)]
     speeds = [row.get("tokens_per_s") or [] for row in listed]
-    return [speed if all(speed) else [] for speed in speeds]
+    return [[math.nan if one is None else one for one in speed] if any(speed) else [] for speed in speeds]
+
+
+def measured_rounds(path: Path) -> int | None:
+    """The number of rounds that all rows of a bench.json have; None if the file is not one."""
+    if not is_bench(path):
+        return None
+    return sum(len(row.get("tokens_per_s") or []) for row in _tables(path).get("rows") or [])
 
 
 def _tables(path: Path) -> dict[str, Any]:

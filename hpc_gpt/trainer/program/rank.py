@@ -41,7 +41,6 @@ from hpc_gpt.core.network import GLOO, MEETING_S, held_port, use_interface
 from hpc_gpt.core.process import adopt_orphans, stat_of
 from hpc_gpt.core.processes.find_processes import GPU_LOCKS, Tree, end_processes, gpu_locks, record_of, task_variables
 from hpc_gpt.core.runs.full_disk import release_reserve
-from hpc_gpt.core.runs.race import RACE
 from hpc_gpt.core.runs.run_folder import Attempt, RunFolder
 from hpc_gpt.core.secrets import hide_values
 from hpc_gpt.core.slurm.environment import own_job
@@ -119,7 +118,7 @@ class ForeignRank:
         self._inbox = Inbox(attempt)
         self._port = os.environ.get("MASTER_PORT", "")
         self._held: socket.socket | None = None
-        self._is_visit = (run.path.parents[1] / RACE).is_file()  # a visit of a race is ended by the stop signal
+        self._is_visit = "round" in run.sweep_note()  # after train.steps the stop signal ends it
 
     # --- overridden by an engine
 
@@ -316,7 +315,7 @@ class ForeignRank:
         """The end of an attempt that was asked to stop, or whose program ended with 0. Rank 0 writes it."""
         if self._stop is None:
             return self.end_by(self._facts(code)) if code else self.end_of_all()
-        target = f"the {self._resolved.train.steps} steps of a race's visit"
+        target = f"the {self._resolved.train.steps} steps of its visit"
         end = end_for(self._stop.reason, self._resolved, self._end_of_sigterm, target)
         how = self.unsaved(self._stop, code)
         end = End(end.ended, f"{end.cause}; {how}") if how else end

@@ -1,7 +1,5 @@
 """Reads the GPUs of a node by NVML, AMD's by the kernel, for the heartbeat of one of its ranks and for the record.
-Between the visits of a race it waits until their memory is free:
-
-    python -m hpc_gpt.trainer.supervision.gpus
+Before a start in the same job it waits until their memory is free.
 
 It needs only the driver, and of NVIDIA's the library. A driver in trouble may never answer, so the readings have a
 thread of their own beside the watchdog: neither a step nor the search for a hang waits for them.
@@ -9,7 +7,6 @@ thread of their own beside the watchdog: neither a step nor the search for a han
 
 import ctypes
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -212,9 +209,3 @@ def read_clock(index: int) -> tuple[float | None, str]:
         pass
     devices = shown_devices()
     return (read_device(devices[index]).clock_mhz if index < len(devices) else None), ""
-
-
-if __name__ == "__main__":
-    if line := wait_until_free():
-        print(f"note: {line}", file=sys.stderr, flush=True)
-    os._exit(0)  # even if the driver never answers

@@ -105,15 +105,14 @@ start: start_s start_parts
 metrics: step step_s steps_planned time
 loss: time
 complete: step files data
-sweep: id varied
+sweep: id varied round
 provenance: data_beside experiment_file versions init
 resumed_from: path step branch
 branch: path step
 predicted: calibrated memory_gib memory_gib.stages step step.step_s step.band
 preflight: findings
 bench: bench records rows
-race: experiment rounds rows
-visits: visit round row attempt nodes time limit_s ended cause node dropped
+rows: rounds rows
 cancelled: user time
 queue: words time
 """

@@ -84,9 +84,10 @@ make_run_folder() { # the first start stores this script and its settings there;
   [ -n "${SLURM_JOB_ID:-}" ] || die "this script runs inside a Slurm job" "sbatch $(printf %q "$0")" 2
   # An element of an array has the array's id and its number as its name: its own job id may be that of the whole array.
   export HPC_GPT_JOB="${HPC_GPT_ELEMENT:-$SLURM_JOB_ID}"
-  unset in_job HPC_GPT_ALLOCATION HPC_GPT_ELEMENT SBATCH_CLUSTERS SLURM_CLUSTERS # commands are for the cluster that the job is on
-  # sbatch names its copy of a script slurm_script; an element of a sweep's array becomes its job.sh
-  [ "${BASH_SOURCE[0]##*/}" = slurm_script ] || [ "$HPC_GPT_JOB" != "$SLURM_JOB_ID" ] || use_allocation
+  unset in_job HPC_GPT_ALLOCATION SBATCH_CLUSTERS SLURM_CLUSTERS # commands are for the cluster that the job is on
+  # sbatch names its copy of a script slurm_script; the job of a sweep starts the job.sh of a run
+  [ "${BASH_SOURCE[0]##*/}" = slurm_script ] || [ -n "${HPC_GPT_ELEMENT:-}" ] || use_allocation
+  unset HPC_GPT_ELEMENT
   export HPC_GPT_RUN="${HPC_GPT_RUN:-${HPC_GPT_LOGS:-${SLURM_SUBMIT_DIR:-$PWD}/logs}/demo/$SLURM_JOB_ID${HPC_GPT_ALLOCATION:+-$(cksum <"${BASH_SOURCE[0]}" | cut -d " " -f 1)}}"
   { mkdir -p -- "$HPC_GPT_RUN/attempts" && HPC_GPT_RUN=$(cd -- "$HPC_GPT_RUN" && pwd); } ||
     die "cannot make the run folder $HPC_GPT_RUN" "set HPC_GPT_LOGS to a folder that $HOSTNAME can write"

@@ -83,7 +83,7 @@ def test_a_task_looks_as_often_as_all_may_together(task, monkeypatch: pytest.Mon
     run = unsubmitted_run()
     for rank, local, look_s in ((8, 0, 2.5), (9, 1, 20.0)):
         large = SimpleNamespace(tasks=1600, layout="x", nodes=200)
-        own = SimpleNamespace(path=run.path, resolved=lambda large=large: large)
+        own = SimpleNamespace(path=run.path, resolved=lambda large=large: large, sweep_note=dict)
         monkeypatch.setenv("WORLD_SIZE", "1600")
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setenv("LOCAL_RANK", str(local))
@@ -143,7 +143,7 @@ def test_a_visit_ends_at_its_target(task) -> None:
     first._is_visit = True
     assert first.reason() == "target"
     first._stop = Stop("target", True)
-    assert first._end(0) == End("done", "the 10 steps of a race's visit")
+    assert first._end(0) == End("done", "the 10 steps of its visit")
     step(first, 9)
     assert first.reason() is None
 

@@ -1,5 +1,4 @@
-"""Decides about rows that are measured in rounds: whose turn is next, which rows leave, whose losses differ, and which
-row wins.
+"""Decides about rows that are measured in rounds: whose losses differ, and which row wins.
 
 A machine's speed drifts with its heat. So every round measures each row once and begins with another row, and two rows
 are compared over the rounds that both have.
@@ -7,7 +6,7 @@ are compared over the rounds that both have.
 
 import math
 import statistics
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,9 +14,6 @@ import numpy as np
 from hpc_gpt.core.format import some
 from hpc_gpt.report.difference import rounds_of, speed_change
 
-# A row leaves if its median is this many times the leader's, and its quick steps are slower than the leader's slow
-# ones.
-_BEHIND = 1.05
 # Rows whose ratio is below this count as equally fast.
 _AS_FAST = 1.01
 # By dtype, how far a row's loss may be from the median row's at the same step, as in the equality table of the tests.
@@ -29,66 +25,14 @@ _STEPS_OF_BAND = 6
 
 @dataclass(frozen=True)
 class Round:
-    """The measurements of one visit: the seconds of its steady steps, the losses by step, and how long it took."""
+    """The measurements of one visit: the seconds of its steady steps, and the losses by step."""
 
     step_s: Sequence[float]
     losses: Mapping[int, float] = field(default_factory=dict)
-    seconds: float = 0.0
 
 
 # {row: {round: measurements}}, for visits that ended well.
 Measured = Mapping[int, Mapping[int, Round]]
-
-
-def order_of(rows: int, rounds: int) -> list[list[int]]:
-    """The indices of the rows in each round, in the order in which they are measured.
-
-    >>> order_of(3, 2)
-    [[0, 1, 2], [1, 2, 0]]
-    """
-    return [[(number + place) % rows for place in range(rows)] for number in range(rounds)]
-
-
-def next_turn(
-    rows: int,
-    rounds: int,
-    visited: Collection[tuple[int, int]],
-    out: Collection[int],
-    leaving: Callable[[int], Collection[int]] = lambda _: (),
-) -> tuple[int, int] | None:
-    """The (round, row) of the next measurement; None if there is none. `visited`: the measurements that were made;
-    `out`: rows that are no longer measured; `leaving`: gives the rows that leave after a round.
-
-    >>> next_turn(2, 2, [(0, 0), (0, 1)], out=[1])
-    (1, 0)
-    """
-    gone = set(out)
-    for number, places in enumerate(order_of(rows, rounds)):
-        for place in places:
-            if place not in gone and (number, place) not in visited:
-                return number, place
-        gone |= set(leaving(number))
-    return None
-
-
-def leaving_after(measured: Measured, number: int, differ: Collection[int] = ()) -> dict[int, str]:
-    """Finds {row: why} for the rows that leave after a round: they are behind the leader by more than the spread of
-    both. A row that cannot win, as its losses `differ`, is not the leader."""
-    so_far = {row: {at: round_ for at, round_ in rounds.items() if at <= number} for row, rounds in measured.items()}
-    leader = leader_of({row: rounds for row, rounds in so_far.items() if row not in differ})
-    leaving = {}
-    for row in so_far:
-        if row == leader or leader is None:
-            continue
-        row_s, best = _common(so_far[row], so_far[leader])
-        if (
-            len(row_s)
-            and np.quantile(row_s, 0.1) > np.quantile(best, 0.9)
-            and np.median(row_s) > _BEHIND * np.median(best)
-        ):
-            behind = np.median(row_s) / np.median(best) - 1
-            leaving[row] = f"left after round {number + 1}: {behind:.0%} behind the leader"
-    return leaving
 
 
 def leader_of(measured: Measured) -> int | None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.core.runs.record import Flag, Record
-from hpc_gpt.launcher.race.measurement import Measurement, measurement_row
 from hpc_gpt.reader.runs.figures import add_figures
+from hpc_gpt.report.measured_rows import Measurement, measurement_row
 
 SHAPE = Record(
     ended="done",

@@ -1,9 +1,5 @@
-"""One row of a race from its visits, and the rows as tables of bench.json:
-`{"schema": 1, "bench": id of the race, "records": [...], "rows": [...]}`. Each row has one record; `rows` has, in the
-same order, the row's name as `cell`, its tokens/s by round, and the folders of its rounds. Ratios are ratios of medians
-over the rounds."""
+"""One row of a sweep from its runs, which measured it in rounds. Ratios are ratios of medians over the rounds."""
 
-import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hpc_gpt.core.ends.failures import GOOD
-from hpc_gpt.core.runs.record import SCHEMA, Flag, Record, finite
+from hpc_gpt.core.runs.record import Flag, Record
 from hpc_gpt.reader.runs.figures import add_figures
 
 _BLANK = ("step_s", "step_s_p10", "step_s_p90", "step_s_mean", "tokens_per_s", "tokens_per_s_gpu", "tflops_seed",
@@ -139,26 +135,3 @@ def _merged(records: Sequence[Record], tokens_per_s: float) -> Record:
     sources["tokens_per_s_spread"] = "(largest - smallest) / median of the rounds"
     sources["compile_s"] = "from the first round: later ones find the compiler's cache"
     return replace(middle, tokens_per_s=tokens_per_s, sources=sources)
-
-
-def tables_of(rows: Sequence[MeasuredRow], race: Path) -> dict[str, Any]:
-    """The content of bench.json, without its key `race`. `race`: the race's folder."""
-    speeds = [row.record.tokens_per_s for row in rows]
-    first = next((speed for speed in speeds if speed), None)
-    listed = [
-        {
-            "run": row.record.run,
-            "cell": row.name,
-            "tokens_per_s": list(row.tokens_per_s),
-            "ratio": speed / first if speed is not None and first else None,
-            "tenth_step_s": list(row.tenth_step_s),
-            "rounds": [os.path.relpath(place, race) for place in row.places],
-        }
-        for row, speed in zip(rows, speeds, strict=True)
-    ]
-    return {
-        "schema": SCHEMA,
-        "bench": race.name,
-        "records": [row.record.to_tables() for row in rows],
-        "rows": finite(listed),
-    }

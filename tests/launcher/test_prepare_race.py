@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hpc_gpt.launcher.race.prepare_race import PreparedRow, _submit_line
+from hpc_gpt.launcher.race import PreparedRace, PreparedRow, _submit_line
 from hpc_gpt.launcher.request import Request
 from tests.cli.command import in_process
 
@@ -64,3 +64,9 @@ def test_its_words_are_quoted_and_read_back() -> None:
         """hpc-gpt submit 'a b.toml' --cluster local --set 'name=it'"'"'s' --set 'command.values.size="3"' """
         "--set train.lr=0.001 --set engine.zero_stage= --set 'data.mix={a = {weight = 1}}'"
     )
+
+
+def test_every_round_visits_each_row_once_and_begins_with_another() -> None:
+    rows = [PreparedRow(name, {}, None if name == "d" else object()) for name in "abcd"]
+    visits = [(number, row.name) for number, row, _ in PreparedRace("x", rows, 4, []).visits]
+    assert visits == [(number, name) for number, names in enumerate(("abc", "bca", "cab", "abc")) for name in names]

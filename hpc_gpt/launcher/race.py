@@ -1,5 +1,5 @@
-"""A race before it is queued: its rows, prepared as those of a sweep, the settings in which they may differ, its cost
-at most, and its folder."""
+"""A race: a sweep of short visits of its rows, in rounds, which one job runs in turns. The rows are prepared as those
+of any sweep. A round begins with another row than the one before, as a machine that grows warm slows all."""
 
 import json
 import math
@@ -13,15 +13,15 @@ from hpc_gpt.core.engines import engine_named
 from hpc_gpt.core.errors import ConfigError, LayoutError
 from hpc_gpt.core.files import write_once
 from hpc_gpt.core.format import counted, show_duration
-from hpc_gpt.core.runs.race import RACE
+from hpc_gpt.core.runs.rounds import ROWS
 from hpc_gpt.core.secrets import hide_secrets
 from hpc_gpt.core.settings.cluster import ClusterProfile
-from hpc_gpt.core.settings.decide import resolve, size_run
-from hpc_gpt.core.settings.experiment import Experiment, with_keys
+from hpc_gpt.core.settings.decide import size_run
+from hpc_gpt.core.settings.experiment import with_keys
 from hpc_gpt.core.settings.experiment_file import ExperimentFile, cut_warmup
 from hpc_gpt.core.settings.grid import parse_override
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.settings.services import SERVICES, Notify
+from hpc_gpt.core.settings.services import SERVICES
 from hpc_gpt.core.settings.sized import runs_program
 from hpc_gpt.core.settings.stored import experiment_of
 from hpc_gpt.core.tables import flat, toml_value
@@ -30,7 +30,8 @@ from hpc_gpt.launcher.past_timings import PastTimings
 from hpc_gpt.launcher.prepared import PreparedRun
 from hpc_gpt.launcher.render import render_script
 from hpc_gpt.launcher.request import DEFAULTS, Request, choose_profile, requested_file
-from hpc_gpt.launcher.submission import SubmittedRun, check_inputs, check_start, check_submission, start_run, write_run
+from hpc_gpt.launcher.submission import check_submission
+from hpc_gpt.launcher.sweep import SubmittedSweep, write_sweep
 from hpc_gpt.planner.prediction import best_layouts
 
 ROUNDS, STEPS, TOP = 3, 20, 5
@@ -54,8 +55,8 @@ _RACE_KEYS = ("job.time", "job.signal_lead_s", "job.name")
 
 @dataclass(frozen=True)
 class PreparedRow:
-    """A row of a race: its visit, or None if it cannot run and the `cause`; its `keys` over the experiment, by dotted
-    key; `submit`: the command that trains with it."""
+    """A row of a race: a visit of it, or None if it cannot run and the `cause`; its `keys` over the experiment, by
+    dotted key; `submit`: the command that trains with it."""
 
     name: str
     keys: Mapping[str, Any]
@@ -67,12 +68,20 @@ class PreparedRow:
 
 @dataclass(frozen=True)
 class PreparedRace:
-    """A race: the run whose job measures it, its rows, and lines for the user."""
+    """A race: its rows, the number of rounds, and lines for the user."""
 
-    run: PreparedRun
+    name: str
     rows: Sequence[PreparedRow]
     rounds: int
     lines: Sequence[str]
+
+    @property
+    def visits(self) -> list[tuple[int, PreparedRow, PreparedRun]]:
+        """(round from 0, row, its run) of every visit, in the order in which they are made."""
+        able = [(row, row.visit) for row in self.rows if row.visit is not None]
+        return [
+            (number, *able[(number + place) % len(able)]) for number in range(self.rounds) for place in range(len(able))
+        ]
 
 
 def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top: int) -> PreparedRace:
@@ -119,9 +128,9 @@ def prepare_race(request: Request, queueing: bool, rounds: int, steps: int, top:
             "use fewer --rounds, --steps or --top, or a larger --max-gpu-hours",
         )
     minutes = math.ceil((most_s + _END_S + (first.resolved.job.signal_lead_s or 0)) / 60)
-    time = request.overrides.get("job.time") or f"{minutes // 60}:{minutes % 60:02d}:00"
-    run = _race_run(first, able[0], file, time, rounds * len(able), request.template)
-    return PreparedRace(run, visits, rounds, lines)
+    time = str(request.overrides.get("job.time") or "") or f"{minutes // 60}:{minutes % 60:02d}:00"
+    visits = [row if row.visit is None else replace(row, visit=_timed(row.visit, time, request)) for row in visits]
+    return PreparedRace(f"{file.name}-race", visits, rounds, lines)
 
 
 def _rows_of_file(request: Request, profile: ClusterProfile, file: ExperimentFile) -> Iterator[PreparedRow]:
@@ -184,15 +193,17 @@ def _as_visit(
     if row.visit is None:
         return row
     resolved = row.visit.resolved
-    experiment = replace(experiment_of(resolved), **SERVICES, name=f"{file.name}-{row.name}")
+    experiment = replace(experiment_of(resolved), **SERVICES, name=f"{file.name}-race")
     whole = _WARM_UP + steps
     ours = not runs_program(resolved)
     keys = {key: value for key, value in _VISIT.items() if ours or not key.startswith("train.")}
     keys |= {"train.steps": whole} | ({"train.log_every": whole} if ours else {})
     experiment, _ = cut_warmup(with_keys(experiment, keys))
+    # The job starts the visits by itself: where the chain is made of other jobs, none follows it.
+    alone = replace(profile, chain="none") if profile.scheduler == "slurm" and profile.chain != "requeue" else profile
     local = profile.scheduler == "local" or request.force
     try:
-        sized = size_run(experiment, profile)
+        sized = size_run(experiment, alone)
         prediction = predict_run(sized, profile, refuse=not local)
     except LayoutError as fault:
         return replace(row, visit=None, cause="; ".join(str(fault).splitlines()))
@@ -200,7 +211,7 @@ def _as_visit(
         sized,
         prediction,
         file=file,
-        row=resolved.row,
+        row=row.name,
         template=request.template,
         data_beside=row.visit.data_beside,
         copies=row.visit.copies,
@@ -264,25 +275,10 @@ def _check_scripts(visits: Mapping[str, PreparedRun]) -> None:
             )
 
 
-def _race_run(
-    first: PreparedRun, visit: PreparedRun, file: ExperimentFile, time: str, visits: int, template: Path | None
-) -> PreparedRun:
-    """The run that is the job of the race: it has the first row's settings, and its own name and time."""
-    of_row = first.resolved
-    on = tuple(event for event in of_row.notify.on if event in ("ended", "failed"))
-    notify = replace(of_row.notify, on=on) if of_row.notify.is_asked and on else Notify()
-    services = {**SERVICES, "notify": notify}
-    experiment: Experiment = replace(experiment_of(visit.resolved), **services, name=f"{file.name}-race")
-    named = of_row.job.name if of_row.job.name != of_row.name else None
-    job = {
-        "job.name": named,
-        "job.time": time,
-        "job.max_gpu_hours": of_row.job.max_gpu_hours,
-        "job.preflight": of_row.job.preflight,
-    }
-    resolved = resolve(with_keys(experiment, job), of_row.cluster, race=visits)
-    script, path = render_script(resolved, template), None if file.path is DEFAULTS else file.path
-    return PreparedRun(resolved, script, first.text, file=path, data_beside=first.data_beside, copies=first.copies)
+def _timed(visit: PreparedRun, time: str, request: Request) -> PreparedRun:
+    """The visit with the time limit of the job, which all visits share."""
+    resolved = replace(visit.resolved, job=replace(visit.resolved.job, time=time))
+    return replace(visit, resolved=resolved, script=render_script(resolved, request.template))
 
 
 def _visit_s(visit: PreparedRun, past: PastTimings) -> float:
@@ -303,33 +299,26 @@ def _step_s(visit: PreparedRun, past: PastTimings) -> float | None:
 
 
 def check_race(race: PreparedRace, logs: Path, dry: bool = False) -> dict[str, Any]:
-    """Checks the race and each row, as check_submission does for a run, and returns the provenance."""
-    provenance = check_submission([race.run], logs, dry)
-    for row in race.rows:
-        if row.visit is not None:
-            has_gpu, visit = bool(provenance["gpus"] or provenance.get("gpus_fault")), row.visit
-            check_inputs(visit.resolved, visit.data_beside, has_gpu, not dry, copies=visit.copies)
-    return provenance
+    """Checks each row once, as check_submission does for a sweep, and returns the provenance."""
+    return check_submission([row.visit for row in race.rows if row.visit is not None], logs, dry)
 
 
-def queue_race(race: PreparedRace, logs: Path) -> SubmittedRun:
-    """Writes the race's folder with its rows, and submits its job. Raises as submit_run does."""
+def write_race(race: PreparedRace, logs: Path) -> SubmittedSweep:
+    """Writes the folder of each visit, after `check_submission`, and the file that lists the rows. Raises as
+    write_sweep does."""
+    visits = [visit for _, _, visit in race.visits]
     provenance = check_race(race, logs)
-    waits = check_start(race.run.resolved, race.run.script)
-    run = write_run(race.run, logs, provenance)
-    rows = []
-    for row in race.rows:
-        folder = None if row.visit is None else write_run(row.visit, run.path / "rows", provenance).path
-        rows.append(
-            {
-                "name": row.name,
-                "folder": None if folder is None else str(folder.relative_to(run.path)),
-                "cause": row.cause,
-                "keys": dict(row.keys),
-                "place": row.place,
-                "submit": row.submit,
-            }
-        )
-    tables = {"experiment": race.run.resolved.name.removesuffix("-race"), "rounds": race.rounds, "rows": rows}
-    write_once(run.path / RACE, json.dumps(tables, indent=1) + "\n")
-    return replace(start_run(run, race.run.resolved), waits=waits)
+    varied = {row.name: row.keys for row in race.rows}
+    sweep = write_sweep(race.name, visits, logs, provenance, varied, [number for number, _, _ in race.visits])
+    rows = [
+        {
+            "name": row.name,
+            "cause": row.cause,
+            "place": row.place,
+            "submit": row.submit,
+            "predicted_step_s": _predicted_step(row.visit).get("step_s"),
+        }
+        for row in race.rows
+    ]
+    write_once(sweep.folder / ROWS, json.dumps({"rounds": race.rounds, "rows": rows}, indent=1) + "\n")
+    return sweep

@@ -1,10 +1,10 @@
-"""Rows in rounds: which row leaves, whose losses differ, which row wins."""
+"""Rows in rounds: whose losses differ, which row wins."""
 
 import random
 
 import pytest
 
-from hpc_gpt.launcher.race.rounds import Round, differing_losses, leader_of, leaving_after, next_turn, winner
+from hpc_gpt.report.rounds import Round, differing_losses, leader_of, winner
 
 STEADY = [1.0, 1.01, 1.02, 1.03]
 
@@ -12,25 +12,6 @@ STEADY = [1.0, 1.01, 1.02, 1.03]
 def rounds_of(*times: float, losses: dict[int, float] | None = None) -> dict[int, Round]:
     """A row whose rounds have these medians."""
     return {at: Round([median * step for step in STEADY], losses or {}) for at, median in enumerate(times)}
-
-
-def turns(rows: int, rounds: int, out: set[int], leaving: dict[int, set[int]]) -> list[tuple[int, int]]:
-    visited: list[tuple[int, int]] = []
-    while (turn := next_turn(rows, rounds, visited, out, lambda number: leaving.get(number, set()))) is not None:
-        visited.append(turn)
-    return visited
-
-
-def test_each_round_begins_with_another_row_and_skips_those_left():
-    assert turns(3, 2, set(), {}) == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (1, 0)]
-    assert turns(3, 3, {1}, {0: {2}}) == [(0, 0), (0, 2), (1, 0), (2, 0)]
-
-
-def test_a_row_leaves_if_every_step_is_slower_than_the_leaders():
-    assert list(leaving_after({0: rounds_of(1.0), 1: rounds_of(1.2), 2: rounds_of(1.04)}, 0)) == [1]
-    # As slow, but with steps as quick as the leader's.
-    wide = {0: Round([0.9, 1.2, 1.2, 1.2, 1.2])}
-    assert leaving_after({0: rounds_of(1.0), 1: wide}, 0) == {}
 
 
 def test_rows_are_compared_over_the_rounds_that_both_have():
@@ -74,8 +55,6 @@ def test_a_row_whose_loss_is_nan_takes_the_race_from_no_other(place, others):
     differ = differing_losses(measured, "fp32")
     assert {row: "nan" in how for row, how in differ.items()} == {place: True}
     assert winner(measured, differ, {}) == (1 if place == 0 else 0, "the fastest row")
-    assert place not in leaving_after(measured, 0, differ)
-    assert (1 if place == 0 else 0) not in leaving_after(measured, 0, differ)
 
 
 def test_rows_of_which_all_are_nan_or_two_differ_have_no_winner():
@@ -114,21 +93,8 @@ def visit(step_s: float, noise: random.Random, steps: int = 12) -> Round:
     return Round([step_s * (1 + 0.05 * noise.random()) for _ in range(steps)])
 
 
-def race(delays: list[float], noise: random.Random) -> dict[int, dict[int, Round]]:
-    """Three rounds of rows whose steps are so much longer than 20 ms."""
-    measured: dict[int, dict[int, Round]] = {}
-    visited: list[tuple[int, int]] = []
-    while (turn := next_turn(len(delays), 3, visited, (), lambda at: leaving_after(measured, at))) is not None:
-        visited.append(turn)
-        measured.setdefault(turn[1], {})[turn[0]] = visit(0.02 * (1 + delays[turn[1]]), noise)
-    return measured
-
-
 def test_a_delay_of_20_percent_loses_20_of_20_races():
     noise = random.Random(1)
-    assert [winner(race([0.0, 0.2], noise), (), {})[0] for _ in range(20)] == [0] * 20
-
-
-def test_in_20_races_of_equal_rows_at_most_one_row_leaves():
-    noise = random.Random(2)
-    assert sum(bool(leaving_after(race([0.0, 0.0], noise), 2)) for _ in range(20)) <= 1
+    for _ in range(20):
+        rows = {row: {at: visit(0.02 * (1 + delay), noise) for at in range(3)} for row, delay in ((0, 0.0), (1, 0.2))}
+        assert winner(rows, (), {})[0] == 0

@@ -8,12 +8,13 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.launcher.race.measurement import measurement_row, tables_of
 from hpc_gpt.reader.runs.run_read import is_bench, read_records
 from hpc_gpt.report.bench_table import file_text, rows_text
+from hpc_gpt.report.measured_rows import measurement_row
 from tests import examples
-from tests.launcher.race.test_measurement import bad, good
+from tests.measured_rows import tables_of
 from tests.report.any_run import any_run
+from tests.report.test_measured_rows import bad, good
 
 
 def rows(race: Path):

@@ -1,1 +1,0 @@
-"""Tests of races: rounds, visits, and the figures that they measure."""
