@@ -64,13 +64,10 @@ def _print_table(sweep: SubmittedSweep) -> None:
 
 def _show(race: PreparedRace, script: bool) -> None:
     runs = [visit for _, _, visit in race.visits]
-    resolved, directives = runs[0].resolved, shown_directives(runs[0].script)
+    resolved, scripts = runs[0].resolved, [run.script for run in runs]
+    text = scripts[0] if resolved.cluster.scheduler == "local" else turns_script(race.name, scripts)
+    directives = shown_directives(text)
     if script:
-        text = (
-            runs[0].script
-            if resolved.cluster.scheduler == "local"
-            else turns_script(race.name, [run.script for run in runs])
-        )
         click.echo(text.encode(errors="surrogateescape"), nl=False)
     else:
         for row in race.rows:

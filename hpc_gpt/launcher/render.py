@@ -134,24 +134,24 @@ def _check_blocks(environment: Environment, template: str, text: str) -> None:
 def array_script(name: str, scripts: Sequence[str]) -> str:
     """The script of a job array for runs with equal directives. Its job name is the one that they share, else
     `name`."""
-    names = {line for script in scripts for line in script_directives(script) if line.startswith(JOB_NAME)}
-    shared = names.pop() if len(names) == 1 else JOB_NAME + quote_directive(name)
-    return _script_of_rows("slurm/array.sh.j2", name, scripts, shared)
+    return _script_of_rows("slurm/array.sh.j2", name, scripts)
 
 
 def turns_script(name: str, scripts: Sequence[str]) -> str:
-    """The script of one job that starts runs with equal directives one after the other."""
-    return _script_of_rows("slurm/turns.sh.j2", name, scripts, JOB_NAME + quote_directive(name))
+    """The script of one job that starts runs with equal directives one after the other; its job name as above."""
+    return _script_of_rows("slurm/turns.sh.j2", name, scripts)
 
 
-def _script_of_rows(template: str, name: str, scripts: Sequence[str], job_name: str) -> str:
+def _script_of_rows(template: str, name: str, scripts: Sequence[str]) -> str:
+    names = {line for script in scripts for line in script_directives(script) if line.startswith(JOB_NAME)}
+    shared = names.pop() if len(names) == 1 else JOB_NAME + quote_directive(name)
     return (
         _environment()
         .get_template(template)
         .render(
             title=f"{folder_name(name)}: {len(scripts)} runs",
             version=__version__,
-            directives=[job_name, *directives_but_name(scripts[0])],
+            directives=[shared, *directives_but_name(scripts[0])],
         )
     )
 
