@@ -276,7 +276,7 @@ class Question:
         if not self.of_program and not _can_split(facts.axes, layout):
             return
         for zero_stage in self._choices("zero_stage", facts.zero_stages):
-            stage = zero_stage if self.of_program else facts.stage_that_runs(zero_stage, self.dtype)
+            stage = zero_stage if self.of_program else facts.stage_that_runs(zero_stage)
             # A stage that would run as another one is tried only if the user requests it.
             searched_already = stage != zero_stage and "zero_stage" not in self.fixed
             if (

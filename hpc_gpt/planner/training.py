@@ -35,7 +35,7 @@ def training_of(resolved: Sized) -> Training:
         vp=facts.chunks(engine, model.layers, pp),
         micro_batch=batch.micro_batch,
         micro_batches=batch.micro_batches,
-        zero_stage=facts.stage_that_runs(engine.zero_stage or 0, dtype),
+        zero_stage=facts.stage_that_runs(engine.zero_stage or 0),
         dtype=dtype,
         tf32=resolved.train.tf32,
         engine=engine.name,

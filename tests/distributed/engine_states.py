@@ -81,7 +81,7 @@ def _whole(like: DTensor, own: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _of_deepspeed(engine: Any) -> States:
-    """By DeepSpeed's own functions for it, which have none without ZeRO."""
+    """By DeepSpeed's own functions for it."""
     from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
     base, model = engine._engine.basic_optimizer, engine._resolved.model
@@ -94,10 +94,7 @@ def _of_deepspeed(engine: Any) -> States:
     own = []
     for parameter in engine.module.parameters():
         values = {"weight": safe_get_full_fp32_param(parameter)}
-        if values["weight"] is None:
-            values = {"weight": parameter.detach(), **{kind: base.state[parameter][kind] for kind in kinds}}
-        else:
-            values |= {kind: safe_get_full_optimizer_state(parameter, kind) for kind in kinds}
+        values |= {kind: safe_get_full_optimizer_state(parameter, kind) for kind in kinds}
         tile = tile_of(parameter)
         place = full_name(parameter), engine.tp_rank, tile.number if tile else 0
         own.append((place, split_of(parameter), {kind: value.clone() for kind, value in values.items()}))

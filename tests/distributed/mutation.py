@@ -78,22 +78,11 @@ def _replace_tp(find: Callable[[Any], Any], **deaf: Any) -> Callable[[Any], None
 
 
 def _norm_by_itself(engine: Any) -> None:
-    if hasattr(engine, "_everyone"):
-        engine._everyone = None
-    else:
-        engine._norm.group = None
+    engine._everyone = None
 
 
 def _no_mean(engine: Any) -> None:
-    kind = type(engine).__name__
-    if kind == "Deepspeed3D":
-        engine._engine.pipeline_enable_backward_allreduce = False
-    elif kind == "DeepspeedZero":
-        engine._engine.enable_backward_allreduce = False
-    elif kind == "Ddp":
-        engine._accumulation = lambda is_last: engine._replicas.no_sync()
-    else:
-        raise AssertionError(kind)
+    engine._accumulation = lambda is_last: engine._replicas.no_sync()
 
 
 def _sum_for_mean(engine: Any) -> None:

@@ -1,4 +1,4 @@
-"""DeepSpeed's pipeline with our own tensor parallelism: tp x pp x dp, ZeRO 0 and 1."""
+"""DeepSpeed's pipeline with our own tensor parallelism: tp x pp x dp, ZeRO 1."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO 0 to 3 with tensor parallelism, and offloading to the host."""
+"""DeepSpeed's ZeRO 1 to 3 with tensor parallelism, and offloading to the host."""
 
 from hpc_gpt.core.engines.base.deepspeed import DeepspeedFacts
 from hpc_gpt.core.engines.base.facts import OUR_MODEL, OUR_PARTS

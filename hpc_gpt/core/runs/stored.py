@@ -66,6 +66,7 @@ _KEYS: Mapping[str, Mapping[str, Any]] = {
     "excluded": {"nodes": dict},
     "queue": {"words": str, "time": float},
     "track": {"id": str},
+    "ds_config": {"zero_optimization": {"stage": int}},
     "processes": {"boot": str, "pid_namespace": str, "processes": dict},
 }  # fmt: skip
 

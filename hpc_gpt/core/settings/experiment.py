@@ -67,7 +67,7 @@ class Engine:
     name: EngineName = key("deepspeed-3d", resume="free", affects=("speed",))
     "The training code; hpc-gpt help engines lists what each engine can do."
     zero_stage: int | None = key(None, resume="free", affects=("speed",))
-    "DeepSpeed shards over dp: 0 nothing, 1 the optimizer states, 2 also the gradients, 3 also the weights."
+    "DeepSpeed shards over dp: 1 the optimizer states, 2 also the gradients, 3 also the weights; 0 runs as 1."
     recompute: Recompute = key("none", resume="free", affects=("speed",), check=recomputation)
     "Activations recomputed: none, attention's core (selective), all (full), 1/4 of the layers, or layernorm,moe_act."
     attention: Literal["auto", "flash", "cudnn", "efficient", "math"] = key("auto", resume="free", affects=("speed",))

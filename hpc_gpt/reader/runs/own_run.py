@@ -27,6 +27,7 @@ from hpc_gpt.core.ends.run_state import (
 )
 from hpc_gpt.core.ends.state import class_of
 from hpc_gpt.core.engines import engine_named
+from hpc_gpt.core.engines.base.ds_config import DS_CONFIG
 from hpc_gpt.core.format import counted
 from hpc_gpt.core.processes.heartbeats import end_time_of, gpu_time, idle_s, read_heartbeats
 from hpc_gpt.core.processes.slow_ranks import SLOW_RANK, slow_ranks
@@ -159,7 +160,9 @@ def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
         varied = read_stored(run.path / "sweep.json").get("varied")
         settings["sweep"] = {"name": resolved.sweep, "row": resolved.row} | ({"varied": varied} if varied else {})
     facts = engine_named(resolved.engine.name)
-    stage_that_runs = facts.stage_that_runs(resolved.engine.zero_stage or 0, resolved.train.dtype)
+    # Version 0.4 ran stage 0 in fp32.
+    config = read_stored(run.path / DS_CONFIG).get("zero_optimization") or {}
+    stage_that_runs = config.get("stage", facts.stage_that_runs(resolved.engine.zero_stage or 0))
     values = {
         **figures,
         "name": resolved.name,
@@ -173,7 +176,7 @@ def _add_settings(draft: Draft, run: RunFolder, resolved: Resolved) -> None:
     stage = values["zero_stage"]
     if stage is not None and stage != resolved.engine.zero_stage:
         draft.sources["zero_stage"] = "resolved.json, by ds_config's rule"
-        draft.flag(f"engine.zero_stage is {resolved.engine.zero_stage}, but {resolved.train.dtype} runs ZeRO {stage}")
+        draft.flag(f"engine.zero_stage is {resolved.engine.zero_stage}, which runs as ZeRO {stage}")
     if values["params"] is not None:
         draft.sources["params"] = "from the shape in resolved.json, the tied embedding once"
     if values["params_active"] is not None:

@@ -1,4 +1,4 @@
-"""Engine deepspeed-3d: DeepSpeed's pipeline x our tensor parallelism x data parallelism, ZeRO 0 or 1."""
+"""Engine deepspeed-3d: DeepSpeed's pipeline x our tensor parallelism x data parallelism, ZeRO 1."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class Deepspeed3D(DeepspeedEngine):
             )
             compile_model(self.module, resolved.engine)
             optimizer = build_optimizer(resolved, self.module.parameters())
-            self._initialize(optimizer, self.module.mpu().get_model_parallel_group())
+            self._initialize(optimizer)
             forget_logits(self._engine)
         self._reader: _Reader | None = None
         if resolved.data.mask_documents:
@@ -65,7 +65,7 @@ class Deepspeed3D(DeepspeedEngine):
         """Does one step. These functions of `library_patches` replace parts of DeepSpeed in it:
 
         - `forget_logits`: always, and `forget_evaluation` in `evaluate`.
-        - `skip_gradient_average`: a single data-parallel rank without ZeRO, or with BF16_Optimizer.
+        - `skip_gradient_average`: a single data-parallel rank with BF16_Optimizer.
         - `drop_overflowed_gradients`: after a skipped step of ZeRO-1.
         """
         lr = self._begin_step()

@@ -2,7 +2,7 @@
 loading.
 
 DeepSpeed 0.19.8 makes its fp32 master weights from the model's weights, which are bf16 or fp16 by then. So the model is
-built without values, and the master weights get them here in fp32, a few megabytes at a time. Under ZeRO each rank
+built without values, and the master weights get them here in fp32, a few megabytes at a time. Each rank
 requests only the values that it updates and those that its forward pass holds: under ZeRO-3 its part of each parameter.
 """
 
@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from hpc_gpt.core.engines import ds_config_of
-from hpc_gpt.core.engines.base.ds_config import clips_itself, shards_in_bf16_optimizer, zero_stage
+from hpc_gpt.core.engines.base.ds_config import shards_in_bf16_optimizer, zero_stage
 from hpc_gpt.core.settings.resolved import Resolved
 from hpc_gpt.core.settings.schedule import learning_rate
 from hpc_gpt.trainer.checkpoints.states import SavedStates, Share
-from hpc_gpt.trainer.engines.deepspeed_norm import GradientNorm
 from hpc_gpt.trainer.engines.deepspeed_setup import import_deepspeed, quiet
 from hpc_gpt.trainer.engines.deepspeed_states import DeepspeedStates, Piece
 from hpc_gpt.trainer.engines.library_patches import (
@@ -73,18 +72,13 @@ class DeepspeedEngine(TrainingEngine):
         """The names of the parameters that the model holds transposed."""
         return frozenset()
 
-    def _initialize(self, optimizer: torch.optim.Optimizer, replica: dist.ProcessGroup, mpu: Any = None) -> None:
+    def _initialize(self, optimizer: torch.optim.Optimizer, mpu: Any = None) -> None:
         """Gives model and optimizer to DeepSpeed, then fills in the weights' values.
 
-        `replica` is the group of the ranks of one model replica. `mpu` is DeepSpeed's name for the groups of a model
-        that is not a PipelineModule.
+        `mpu` is DeepSpeed's name for the groups of a model that is not a PipelineModule.
         """
         resolved = self._resolved
-        parameters: list[nn.Parameter] = list(self.module.parameters())
         self._optimizer = optimizer
-        self._norm: GradientNorm | None = None
-        if clips_itself(resolved):
-            self._norm = GradientNorm(optimizer, parameters, self.tp_rank, replica, resolved.train.clip)
         self._engine, *_ = self._deepspeed.initialize(
             model=self.module, optimizer=optimizer, config=ds_config_of(resolved), mpu=mpu
         )
@@ -94,7 +88,7 @@ class DeepspeedEngine(TrainingEngine):
         )
         put_weights(self._states, self._fill)
         self.initial.close()
-        if layout.data_ranks == 1 and (clips_itself(resolved) or shards_in_bf16_optimizer(resolved)):
+        if layout.data_ranks == 1 and shards_in_bf16_optimizer(resolved):
             skip_gradient_average(self._engine)
 
     @property
@@ -112,10 +106,6 @@ class DeepspeedEngine(TrainingEngine):
 
     def _result(self, loss: Tensor, lr: float) -> StepResult:
         """The figures of the step that was just done."""
-        if self._norm is not None:
-            assert self._norm.norm is not None
-            assert self._norm.skipped is not None
-            return StepResult(loss, self._norm.norm, lr, self._norm.skipped, self.balance.finish(self._norm.skipped))
         skipped = not self._engine.was_step_applied()
         if skipped and zero_stage(self._resolved) < 3 and not shards_in_bf16_optimizer(self._resolved):
             drop_overflowed_gradients(self._engine)

@@ -1,6 +1,6 @@
 """Where DeepSpeed keeps the elements of each parameter on this rank: its weights in fp32, and the optimizer's states.
 
-Under ZeRO they are pieces of flat tensors. A piece is a share of a parameter (`checkpoints.states.Share`) at a place in
+They are pieces of flat tensors. A piece is a share of a parameter (`checkpoints.states.Share`) at a place in
 one of them. With these pieces the weights get their first values, and a checkpoint is saved and loaded, so DeepSpeed's
 own files are never written.
 """
@@ -61,16 +61,13 @@ class DeepspeedStates:
 
     @property
     def flats(self) -> list[Tensor]:
-        """The fp32 weights that this rank updates: flat tensors under ZeRO, otherwise the parameters themselves."""
-        for name in ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition"):
-            if hasattr(self._engine.optimizer, name):
-                return [*getattr(self._engine.optimizer, name)]
-        return [parameter for group in self._base.param_groups for parameter in group["params"]]
+        """The fp32 weights that this rank updates, in flat tensors."""
+        names = ("fp32_partitioned_groups_flat", "single_partition_of_fp32_groups", "fp32_groups_flat_partition")
+        name = next(name for name in names if hasattr(self._engine.optimizer, name))
+        return [*getattr(self._engine.optimizer, name)]
 
     def held(self) -> Iterator[Held]:
         """Yields what this rank saves. A parameter that tp does not split is saved by the first tp rank."""
-        if not hasattr(self._engine.optimizer, "optimizer") and (self._at.dp or self._at.cp):
-            return  # without ZeRO the first data-parallel rank saves all
         flats = self.flats
         states = [self._base.state.get(flat, {}) for flat in flats]
         for piece in self.pieces:
@@ -108,12 +105,9 @@ class DeepspeedStates:
             numbers = {kind: torch.tensor(value, device=device) for kind, value in saved.optimizer.items()}
             if state or numbers:
                 self._base.state[flat] = state | numbers
-        if hasattr(self._engine.optimizer, "update_lp_params"):
-            # Of ZeRO 1 and 2. If each rank read the weights of the forward pass, it would open the files of all ranks.
+        if not self.is_partitioned:
+            # If each rank read the weights of the forward pass, it would open the files of all ranks.
             self._engine.optimizer.update_lp_params()
-        elif not self.is_partitioned:
-            for parameter, share in self.shares.items():
-                saved.read(share, WEIGHT, parameter)
         self.refresh()
 
     def refresh(self) -> None:
@@ -170,11 +164,7 @@ class DeepspeedStates:
             for number, parameters in enumerate(optimizer.fp16_groups):
                 yield from self._equal_parts(number, parameters)
             return
-        groups = getattr(optimizer, "bit16_groups", None) or getattr(optimizer, "bf16_groups", None)
-        if groups is None:
-            for number, flat in enumerate(self.flats):
-                yield Piece(self.shares[flat], number, 0)  # type: ignore[index]
-            return
+        groups = getattr(optimizer, "bit16_groups", None) or optimizer.bf16_groups
         for number, parameters in enumerate(groups):
             for parameter in parameters:
                 mapping = parameter._hp_mapping

@@ -1,4 +1,4 @@
-"""Engine deepspeed-zero: our tensor parallelism x DeepSpeed's ZeRO 0 to 3 over data-parallel ranks, with offloading."""
+"""Engine deepspeed-zero: our tensor parallelism x DeepSpeed's ZeRO 1 to 3 over data-parallel ranks, with offloading."""
 
 import warnings
 from collections.abc import Callable
@@ -69,7 +69,7 @@ class DeepspeedZero(DeepspeedEngine):
                 self.module = self._build_model(tp).to(device)
             compile_model(self.module, engine, () if isinstance(self.module, Gpt) else self.module.blocks)
             optimizer = build_optimizer(resolved, self.module.parameters())
-            self._initialize(optimizer, self._groups.get_model_parallel_group(), self._groups)
+            self._initialize(optimizer, self._groups)
 
     def _build_model(self, tp: TensorParallel) -> Any:
         """Builds the model: (tokens, targets) -> loss, with named parameters (`name_parameter`).
@@ -86,7 +86,7 @@ class DeepspeedZero(DeepspeedEngine):
     def train_step(self, micro_batches: MicroBatches) -> StepResult:
         """Does one step. These functions of `library_patches` replace parts of DeepSpeed in it:
 
-        - `skip_gradient_average`: a single data-parallel rank without ZeRO, or with BF16_Optimizer.
+        - `skip_gradient_average`: a single data-parallel rank with BF16_Optimizer.
         - `drop_overflowed_gradients`: after a skipped step of ZeRO-1 or -2.
         """
         engine, count = self._engine, self._resolved.batch.micro_batches

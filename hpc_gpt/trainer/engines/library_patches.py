@@ -196,8 +196,8 @@ def forget_evaluation(engine: Any) -> None:
 def skip_gradient_average(engine: Any) -> None:
     """Turns off DeepSpeed's averaging over a single data-parallel rank.
 
-    DeepSpeed 0.19.8 copies every gradient twice for that. Used without ZeRO and with BF16_Optimizer; ZeRO's other
-    optimizers need the call. It may go when DeepSpeed skips averaging over one rank.
+    DeepSpeed 0.19.8 copies every gradient twice for that. Used with BF16_Optimizer; ZeRO's other optimizers need the
+    call. It may go when DeepSpeed skips averaging over one rank.
     """
     name = "pipeline_enable_backward_allreduce"
     set_existing("deepspeed", engine, name if hasattr(engine, name) else "enable_backward_allreduce", False)

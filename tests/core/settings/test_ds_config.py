@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpc_gpt.core.engines import ds_config_of, engine_of
-from hpc_gpt.core.engines.base.ds_config import clips_itself, shards_in_bf16_optimizer, zero_stage
+from hpc_gpt.core.engines.base.ds_config import shards_in_bf16_optimizer, zero_stage
 from hpc_gpt.core.errors import UserError
 from hpc_gpt.core.settings.cluster import ClusterProfile
 from hpc_gpt.core.settings.decide import resolve
@@ -31,16 +31,13 @@ def settings(dtype: str = "fp32", stage: int = 1, dp: int = 2, **engine: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("dtype", "asked", "given", "clips"),
-    [("fp32", 0, 0, 0.0), ("fp32", 1, 1, 0.5), ("bf16", 0, 1, 0.5), ("bf16", 1, 1, 0.5), ("fp16", 0, 1, 0.5)],
+    ("dtype", "asked", "given"), [("fp32", 0, 1), ("fp32", 1, 1), ("bf16", 0, 1), ("bf16", 1, 1), ("fp16", 0, 1)]
 )
-def test_stage_and_clipping_for_each_dtype(dtype: str, asked: int, given: int, clips: float) -> None:
+def test_stage_and_clipping_for_each_dtype(dtype: str, asked: int, given: int) -> None:
     resolved = settings(dtype, asked)
     config = ds_config_of(resolved)
     assert zero_stage(resolved) == config["zero_optimization"]["stage"] == given
-    # Without ZeRO the norm and clipping are ours: DeepSpeed would take the first stage's alone.
-    assert config["gradient_clipping"] == clips
-    assert clips_itself(resolved) is (given == 0)
+    assert config["gradient_clipping"] == 0.5
 
 
 @pytest.mark.parametrize(("dtype", "width"), [("fp32", "fp32"), ("bf16", "fp32"), ("fp16", "fp16")])
@@ -72,7 +69,7 @@ def test_deepspeed_reads_what_every_zero_setting_becomes(stage, dtype, dp, offlo
     assert json.loads(json.dumps(config)) == config
     assert "pipeline" not in config
     zero, ran = config["zero_optimization"], zero_stage(resolved)
-    assert zero["stage"] == ran == max(stage, 0 if dtype == "fp32" else 1)
+    assert zero["stage"] == ran == max(stage, 1)
     assert ("offload_optimizer" in zero) is (offload != "none")
     assert ("offload_param" in zero) is (offload == "full")
     for name in ("offload_optimizer", "offload_param"):
@@ -91,7 +88,7 @@ def test_deepspeed_reads_what_every_zero_setting_becomes(stage, dtype, dp, offlo
         name = key.removeprefix("stage3_")
         if not isinstance(value, dict):
             assert getattr(section, name) == value, key
-    assert read.gradient_clipping == (0.0 if clips_itself(resolved) else 0.5)
+    assert read.gradient_clipping == 0.5
 
 
 def test_no_key_of_zero_is_left_to_deepspeeds_defaults() -> None:

@@ -19,9 +19,7 @@ MODEL = settings(Path("none.tokens"), {"tp": 1, "pp": 1, "dp": 4}).model
 
 def states_of(*parameters: Any, tp: int = 1, **optimizer: Any) -> DeepspeedStates:
     """The states of a module with these parameters, on tp rank 0; `optimizer`: what DeepSpeed's one has."""
-    engine = SimpleNamespace(
-        optimizer=SimpleNamespace(**optimizer), basic_optimizer=SimpleNamespace(param_groups=[{"params": parameters}])
-    )
+    engine = SimpleNamespace(optimizer=SimpleNamespace(**optimizer))
     module: Any = SimpleNamespace(parameters=lambda: parameters)
     return DeepspeedStates(engine, module, MODEL, Coordinate(0, 0, 0), tp)
 
@@ -32,7 +30,7 @@ def test_tiles_follow_each_other_whatever_the_models_order() -> None:
 
     parts = {"c": tile(2, 2), "a": tile(0, 4), "norm": name_parameter(nn.Parameter(torch.zeros(7)), "norm"),
              "b": tile(1, 4)}  # fmt: skip
-    shares = states_of(*parts.values(), tp=2).shares
+    shares = states_of(*parts.values(), tp=2, bf16_groups=[]).shares
     assert {name: (shares[part].first, shares[part].count) for name, part in parts.items()} == {
         "a": (0, 20), "b": (20, 20), "c": (40, 10), "norm": (0, 7)
     }  # fmt: skip

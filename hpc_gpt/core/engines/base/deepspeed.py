@@ -39,17 +39,15 @@ class DeepspeedFacts(EngineFacts):
     trains_fp16_on_cpu = False
     buckets_a_reduction: ClassVar[int] = 1
 
-    def stage_that_runs(self, stage: int, dtype: str) -> int:
-        return stage_that_runs(stage, dtype)
+    def stage_that_runs(self, stage: int) -> int:
+        return stage_that_runs(stage)
 
     def has_optimizer(self, optimizer: OptimizerFacts) -> bool:
         return not optimizer.needs_shares
 
     def offload_faults(self, engine: Engine) -> Iterator[Fault]:
         stage = engine.zero_stage or 0
-        if stage == 0:
-            yield Fault("ZeRO-0 keeps every state on its GPU and cannot offload", "use --zero-stage 1")
-        elif engine.offload == "full" and stage != 3:
+        if engine.offload == "full" and stage != 3:
             yield Fault(f"engine.offload = full moves parameters, which only ZeRO-3 can; engine.zero_stage is {stage}",
                         'use --zero-stage 3, or engine.offload = "optimizer"')  # fmt: skip
 
@@ -70,8 +68,8 @@ class DeepspeedFacts(EngineFacts):
     def state_bytes(self, training: Training) -> StateBytes:
         """Bytes per parameter. fp16 by DeepSpeed: 2 + 2 + 12, divided by ZeRO's stages. bf16: the same with gradients
         summed in fp32 (data_types.grad_accum_dtype), 4 bytes and no copy in the step; ZeRO-1 in BF16_Optimizer
-        2 + 4 + 12/dp, as a 16-bit gradient is added to its fp32 sum at once (immediate_grad_update). fp32: 4 + 4 + 8,
-        and from ZeRO-1 on 4 more for master weights.
+        2 + 4 + 12/dp, as a 16-bit gradient is added to its fp32 sum at once (immediate_grad_update). fp32: 4 + 4 + 12,
+        as ZeRO's master weights are copies there, too.
 
         ZeRO-3 keeps the sums of its gradients from step to step (grad_partitions_flat_buffer), and copies them to the
         update's fp32 gradients in groups of 10^9. With offload the host has master weights, moments and fp32 gradients,
@@ -83,7 +81,7 @@ class DeepspeedFacts(EngineFacts):
             return StateBytes(2, 4, (4 + training.moments) / dp, 4, 0)
         weight = training.width
         gradient = 4 if dtype == "bf16" else weight
-        states = zero_states(training, weight, gradient, 0 if dtype == "fp32" and not stage else 4)
+        states = zero_states(training, weight, gradient, 4)
         if training.offload != "none" and stage in (1, 2):
             sums = gradient if training.micro_batches > 1 or gradient != weight else 0
             return replace(states, host=states.host + (weight + sums) / dp)
@@ -97,8 +95,7 @@ class DeepspeedFacts(EngineFacts):
         return states
 
     def _takes_bf16_optimizer(self, training: Training) -> bool:
-        stage = stage_that_runs(training.zero_stage, training.dtype)
-        return takes_bf16_optimizer(training.dtype, stage, training.offload)
+        return takes_bf16_optimizer(training.dtype, stage_that_runs(training.zero_stage), training.offload)
 
     def update_bytes(self, training: Training, params: float, matrix: float, table: float) -> float:
         """A tensor is a rank's flat share of all parameters with the same weight decay. So the loop has one tensor, and
@@ -110,7 +107,7 @@ class DeepspeedFacts(EngineFacts):
         BF16_Optimizer.
         """
         stage, dtype = training.zero_stage, training.dtype
-        if training.offload != "none" or stage == 0:
+        if training.offload != "none":
             return super().update_bytes(training, params, matrix, table)
         share = params / training.data_ranks
         if stage == 3:
@@ -129,12 +126,11 @@ class DeepspeedFacts(EngineFacts):
         return 2.0 if training.dtype == "fp16" else super().reduced_bytes(training)
 
     def update_traffic(self, training: Training) -> tuple[float, float]:
-        """From ZeRO-1 on, in our configuration, gradients are all-reduced, under ZeRO-2 in every micro-batch, and each
-        rank's weights are gathered after its update (counted: tests/distributed/test_planned_bytes.py)."""
-        stage = stage_that_runs(training.zero_stage, training.dtype)
-        if training.program_states is not None or stage == 0:
+        """In our configuration gradients are all-reduced, under ZeRO-2 in every micro-batch, and each rank's weights
+        are gathered after its update (counted: tests/distributed/test_planned_bytes.py)."""
+        if training.program_states is not None:
             return super().update_traffic(training)
-        summed = self.reduced_bytes(training) * (training.micro_batches if stage == 2 else 1)
+        summed = self.reduced_bytes(training) * (training.micro_batches if training.zero_stage == 2 else 1)
         return summed, summed + training.width
 
     # --- buffers
@@ -171,8 +167,6 @@ class DeepspeedFacts(EngineFacts):
         if self.rule(training) == "bf16-optimizer-immediate":
             # runtime/engine.py, allreduce_no_retain: the fp32 gradients are one tensor, flattened in one piece.
             return 4 * params if ranks > 1 else 0.0
-        if stage == 0:
-            return width * filled if ranks > 1 else 0.0
         if stage == 1:
             return sent * bucket * self.buckets_a_reduction
         if stage == 2:

@@ -20,29 +20,21 @@ PREFETCH_ELEMENTS = 50_000_000
 LIVE_ELEMENTS = 1_000_000_000
 
 
-def stage_that_runs(stage: int, dtype: str) -> int:
-    """The ZeRO stage that runs if `stage` is requested.
+def stage_that_runs(stage: int) -> int:
+    """The ZeRO stage that runs if `stage` is requested: 0 becomes 1, which has the same arithmetic.
 
-    In fp32 the requested stage runs. In bf16 and fp16 stage 0 becomes 1: a pipeline in bf16 always gets BF16_Optimizer,
-    which shards the optimizer at any stage; DeepSpeed sums bf16 gradients in fp32 only from stage 1 on; and fp16
-    without ZeRO computes a wrong gradient norm for tied weights. The arithmetic is the same.
+    A pipeline in bf16 always gets BF16_Optimizer, which shards the optimizer at any stage. DeepSpeed 0.19.8 sums bf16
+    gradients in fp32 only from stage 1 on. Without ZeRO it computes a wrong gradient norm: for tied weights in fp16,
+    and in fp32 only that of the first pipeline stage, and none if it does not clip.
     """
-    return max(1, stage) if dtype != "fp32" else stage
+    return max(1, stage)
 
 
 def zero_stage(resolved: Resolved) -> int:
     """The run's `stage_that_runs`."""
     stage = resolved.engine.zero_stage
     assert stage is not None, "resolve gives it a value"
-    return stage_that_runs(stage, resolved.train.dtype)
-
-
-def clips_itself(resolved: Resolved) -> bool:
-    """Whether our own code (`trainer.engines.deepspeed_norm.GradientNorm`) computes the norm and clips, not DeepSpeed.
-
-    Without ZeRO, DeepSpeed 0.19.8 computes only the norm of pipeline stage 0, and no norm if it does not clip.
-    """
-    return zero_stage(resolved) == 0
+    return stage_that_runs(stage)
 
 
 def takes_bf16_optimizer(dtype: str, stage: int, offload: str) -> bool:
@@ -70,7 +62,7 @@ def deepspeed_config(resolved: Resolved) -> dict[str, Any]:
         "train_batch_size": batch.global_batch * resolved.layout.cp,
         "train_micro_batch_size_per_gpu": batch.micro_batch,
         "gradient_accumulation_steps": batch.micro_batches,
-        "gradient_clipping": 0.0 if clips_itself(resolved) else resolved.train.clip,
+        "gradient_clipping": resolved.train.clip,
         "prescale_gradients": False,
         "gradient_predivide_factor": 1.0,
         "data_types": {"grad_accum_dtype": accumulate},

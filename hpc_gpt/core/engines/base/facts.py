@@ -183,7 +183,7 @@ class EngineFacts(States):
                 "submit a new run, with the program's own option to load one",
             )
 
-    def stage_that_runs(self, stage: int, dtype: str) -> int:
+    def stage_that_runs(self, stage: int) -> int:
         """The ZeRO stage that runs if `stage` is requested."""
         return stage
 
