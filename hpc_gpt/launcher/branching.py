@@ -30,7 +30,13 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile
 from hpc_gpt.core.settings.data_source import STDLIB, WITHOUT_PATH, refuse_both, source_at
 from hpc_gpt.core.settings.resolved import Resolved
-from hpc_gpt.core.settings.schedule import decay_steps_of, describe_schedule, first_difference, learning_rate
+from hpc_gpt.core.settings.schedule import (
+    SCHEDULES,
+    decay_steps_of,
+    describe_schedule,
+    first_difference,
+    learning_rate,
+)
 from hpc_gpt.launcher.decide import make_run, predict_run
 from hpc_gpt.launcher.descent import descend, reads_other_data
 from hpc_gpt.launcher.prepared import PreparedRun
@@ -153,7 +159,7 @@ def _notes_of_way(run: RunFolder, before: Resolved, resolved: Resolved, way: Way
             check_weights_of(run.path, resolved)
         except ConfigError as fault:
             yield f"note: {fault}; the new run begins from the weights that are there now"
-    elif resolved.train.steps != before.train.steps and (fall := resolved.train.decay) in ("cosine", "linear"):
+    elif resolved.train.steps != before.train.steps and SCHEDULES[fall := resolved.train.decay].by_length:
         yield (
             f"note: the learning rate falls ({fall}) to the end of {before.train.steps} steps until step {step}, and "
             f"of {resolved.train.steps} steps after it: no unbroken run of either length has this rate"

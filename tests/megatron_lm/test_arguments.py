@@ -5,6 +5,7 @@ import importlib.util
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -24,11 +25,12 @@ from hpc_gpt.core.errors import ConfigError, UserError
 from hpc_gpt.core.settings.cluster import ClusterProfile, Container
 from hpc_gpt.core.settings.data_source import MixedSource
 from hpc_gpt.core.settings.decide import resolve
-from hpc_gpt.core.settings.experiment import Data, Engine, Experiment, LayoutRequest, Model, Train
+from hpc_gpt.core.settings.experiment import Data, Decay, Engine, Experiment, LayoutRequest, Model, Train
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.presets import preset
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.schedule import SCHEDULES, ScheduleFacts
 from hpc_gpt.reader.programs.megatron_arguments import interpret, stated_balance, stated_experts
 from tests.megatron_lm.checkout import make_checkout
 
@@ -181,6 +183,14 @@ def test_embedding_and_head_take_a_layers_place_for_equal_stages():
     assert edges in words(4, 3)
     assert edges in words(10, 4, "--num-layers-per-virtual-pipeline-stage", "1")
     assert "account-for" not in words(4, 2)
+
+
+def test_a_schedule_that_it_does_not_have_is_refused(monkeypatch):
+    assert set(SCHEDULES) == set(get_args(Decay))
+    monkeypatch.setitem(SCHEDULES, "linear", ScheduleFacts(None, by_length=True))
+    with pytest.raises(UserError, match="decay is linear, a schedule that Megatron-LM does not have") as caught:
+        settle(train={"decay": "linear", "steps": 20, "warmup_steps": 2})
+    assert "use train.decay = cosine, constant or wsd, or another engine" in str(caught.value.hint)
 
 
 def test_a_ring_takes_keys_that_no_rank_could_have_whole():

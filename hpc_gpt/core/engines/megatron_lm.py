@@ -37,6 +37,7 @@ from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_keys import RopeScaling
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.resolved import Resolved
+from hpc_gpt.core.settings.schedule import SCHEDULES
 from hpc_gpt.core.settings.services import Plan
 from hpc_gpt.core.settings.shape_split import context_fault, split_fault
 from hpc_gpt.core.settings.sized import Sized
@@ -152,6 +153,12 @@ class MegatronLm(EngineFacts):
                 f"use --pp {max(pp for pp in range(1, layout.pp) if shape.layers % pp == 0)}, or "
                 f"model.layers = {-(-shape.layers // layout.pp) * layout.pp}",
                 of_layout=True,
+            )
+        if SCHEDULES[train.decay].megatron is None:
+            known = [name for name, schedule in SCHEDULES.items() if schedule.megatron is not None]
+            yield Fault(
+                f"train.decay is {train.decay}, a schedule that Megatron-LM does not have",
+                f"use train.decay = {', '.join(known[:-1])} or {known[-1]}, or another engine",
             )
         if train.warmup_steps >= train.steps:
             yield Fault(

@@ -5,11 +5,29 @@ Trainer, resumption and branches all use it, so that a user reads before a run w
 
 import math
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from hpc_gpt.core.errors import Fault
 from hpc_gpt.core.format import counted
-from hpc_gpt.core.settings.experiment import Train
+from hpc_gpt.core.settings.experiment import Decay, Train
+
+
+@dataclass(frozen=True)
+class ScheduleFacts:
+    """What others need of a `train.decay`. `megatron`: its --lr-decay-style in Megatron-LM, None without one.
+    `by_length`: whether every rate after the warm-up depends on `train.steps`, so that a run that resumes with another
+    length has no rate of an unbroken run."""
+
+    megatron: str | None
+    by_length: bool
+
+
+SCHEDULES: dict[Decay, ScheduleFacts] = {
+    "cosine": ScheduleFacts("cosine", by_length=True),
+    "linear": ScheduleFacts("linear", by_length=True),
+    "constant": ScheduleFacts("constant", by_length=False),
+    "wsd": ScheduleFacts("WSD", by_length=False),
+}
 
 
 def learning_rate(train: Train, step: int) -> float:

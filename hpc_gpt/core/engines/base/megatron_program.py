@@ -18,7 +18,7 @@ from hpc_gpt.core.optimizers import optimizer_named
 from hpc_gpt.core.settings.experiment import Engine
 from hpc_gpt.core.settings.layout import Layout
 from hpc_gpt.core.settings.model_shape import ModelShape
-from hpc_gpt.core.settings.schedule import decay_steps_of
+from hpc_gpt.core.settings.schedule import SCHEDULES, decay_steps_of
 from hpc_gpt.core.settings.sized import Sized
 
 VARIABLE, PROGRAM = "MEGATRON_LM", "pretrain_gpt.py"
@@ -108,7 +108,7 @@ def _schedule(resolved: Sized, checkpoints: str) -> dict[str, object]:
         "--weight-decay": train.weight_decay,
         "--lr": train.lr,
         "--min-lr": train.min_lr,
-        "--lr-decay-style": "WSD" if train.decay == "wsd" else train.decay,
+        "--lr-decay-style": SCHEDULES[train.decay].megatron,
         "--lr-decay-iters": train.steps,
         "--lr-wsd-decay-style": train.decay == "wsd" and _WSD_STYLES[train.decay_shape],
         "--lr-wsd-decay-iters": train.decay == "wsd" and decay_steps_of(train),
