@@ -76,7 +76,7 @@ def test_a_row_without_its_data_is_left_out_like_others(table, tmp_path, monkeyp
     assert not Path(os.environ["HPC_GPT_LOGS"]).exists()
     started: list[str] = []
     monkeypatch.setattr(
-        "hpc_gpt.cli.sweeping._run_here", lambda _, rows: started.extend(r.resolved.row for r in rows) or ()
+        "hpc_gpt.cli.sweeping.run_here", lambda _, rows, *names: started.extend(r.resolved.row for r in rows) or ()
     )
     done = in_process(*command, "--skip-unfit")
     assert (done.code, started) == (0, ["bad", "two", "good"])
@@ -88,7 +88,7 @@ def test_the_answer_has_what_was_started_before_a_fault(table, monkeypatch):
         yield AnsweredRun(rows[0].resolved, sweep.runs[0], "7", sweep=sweep.id, followed=True)
         raise JobFailed("it failed")
 
-    monkeypatch.setattr("hpc_gpt.cli.sweeping._run_here", fails_in_the_second)
+    monkeypatch.setattr("hpc_gpt.cli.sweeping.run_here", fails_in_the_second)
     answer = json.loads(in_process("submit", table, "--sweep", "--cluster", "local", "--json", code=3).stdout)
     assert [(run["row"], run["job"], run["state"]) for run in answer["runs"]] == [("bad", "7", "unknown")]
     assert answer["left_out"] == {"no": "it needs 2 GPUs, the row has 1"}

@@ -66,7 +66,7 @@ def test_its_words_are_quoted_and_read_back() -> None:
     )
 
 
-def test_every_round_visits_each_row_once_and_begins_with_another() -> None:
+def test_every_round_begins_with_another_row() -> None:
     rows = [PreparedRow(name, {}, None if name == "d" else object()) for name in "abcd"]
     visits = [(number, row.name) for number, row, _ in PreparedRace("x", rows, 4, []).visits]
     assert visits == [(number, name) for number, names in enumerate(("abc", "bca", "cab", "abc")) for name in names]

@@ -188,7 +188,7 @@ def test_what_takes_too_long_ends_without_a_line_of_the_shell(tmp_path: Path) ->
     assert (done.code, done.out, done.err) == (0, "out\n137\n", "err\n")
 
 
-def test_a_job_starts_its_runs_in_turns_and_repeats_the_one_that_was_cut(tmp_path: Path) -> None:
+def test_a_job_starts_runs_in_turns_and_repeats_a_cut_one(tmp_path: Path) -> None:
     """The second run asks for a requeue: the job ends, and its next start begins with that run."""
     program(tmp_path, "squeue", "echo RUNNING")
     job_sh = (

@@ -23,7 +23,7 @@ train = {{ steps = 1000, dtype = "fp32", lr = 1e-3, warmup_steps = 4 }}
 
 @pytest.mark.long(always=True)
 @slow_storied
-def test_a_lost_node_repeats_the_visit_alone_and_a_winner_is_named(teller: Teller) -> None:
+def test_a_lost_node_repeats_its_visit_alone(teller: Teller) -> None:
     """A node dies in the second of four visits: the job, put back, makes this visit again, and the later ones."""
     launcher = teller.launcher
     file = launcher.folder / "raced.toml"
