@@ -20,6 +20,7 @@ from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.settings.rules import keys_of
 from hpc_gpt.core.settings.rules.engine import optimizer_faults
+from hpc_gpt.core.settings.rules.shape import size_faults
 from hpc_gpt.core.settings.services import Plan, ProgramKind
 from hpc_gpt.core.settings.shape_split import partition_layers, split_faults
 from hpc_gpt.planner.fast import with_fast_settings
@@ -376,6 +377,7 @@ def question_of(
     has engine.name, only the experiment's. `program`: how a program runs that is like the experiment's engine. Raises
     LayoutError or ConfigError for values that contradict each other.
     """
+    raise_faults(list(size_faults(experiment.model)))
     _check_sizes({"model": vars(experiment.model), "layout": vars(experiment.layout)})
     shape, gpus = resolve_shape(experiment.model), asked_gpus(experiment, profile)
     engine, batch = experiment.engine, experiment.layout.global_batch
@@ -487,12 +489,14 @@ def asked_gpus(experiment: Experiment, profile: ClusterProfile) -> int:
 
 
 def _check_sizes(tables: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises LayoutError for sizes that no machine has, before anything is divided by them or by all their divisors."""
+    """Raises LayoutError for sizes that no machine has, before anything is divided by them or by all their divisors.
+    Sizes of the model below 1 are those of `size_faults`, as some may be 0."""
     for table, sizes in tables.items():
         for name, size in sizes.items():
             if isinstance(size, bool) or not isinstance(size, int):
                 continue
-            check_sizes({name: size}, f"{table}.")
+            if table == "layout":
+                check_sizes({name: size}, "layout.")
             if size > _MOST:
                 raise LayoutError(f"{table}.{name} is over {_MOST:,}, which no machine has", f"give a real {name}")
 

@@ -125,3 +125,11 @@ def test_a_plan_of_a_published_row_is_its_own_training(shared: Path, file: str) 
 def unlike(row: PublishedRow, planned: Training) -> list[str]:
     names = [entry.name for entry in fields(Training) if entry.name not in SAME]
     return [name for name in names if getattr(row.training, name) != getattr(planned, name)]
+
+
+def test_layers_that_predict_later_tokens_can_be_left_out(tmp_path: Path) -> None:
+    model = "preset = 'deepseek-v3'\nseq = 4096\nmtp_layers = 0\n"
+    words = ("--gpus", "1024", "--dp", "256", "--pp", "4", "--ep", "64", "--gbs", "2048", "--recompute", "full")
+    without = asked(tmp_path, "like = 'megatron-lm'", *words, model=model)
+    with_one = asked(tmp_path, "like = 'megatron-lm'", *words, model=model.replace("mtp_layers = 0\n", ""))
+    assert without["figures"]["step_s"] < with_one["figures"]["step_s"]
