@@ -11,10 +11,11 @@ from hpc_gpt.core.columns import Column, column, filled, grid, look_up, peak
 from hpc_gpt.core.ends.failures import GOOD, OUT_OF_MEMORY
 from hpc_gpt.core.format import counted, plain, show_digits, show_share
 from hpc_gpt.core.runs.record import FIGURES, Record
+from hpc_gpt.core.runs.rounds import is_bench
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.reader.runs.own_run import DIALECT
-from hpc_gpt.reader.runs.run_read import is_bench, records_in
+from hpc_gpt.reader.runs.run_read import records_in
 from hpc_gpt.report.compare import compare_runs
 from hpc_gpt.report.gather import runs_of_tables
 

@@ -20,7 +20,7 @@ from hpc_gpt.core.runs.find_runs import (
     oldest_first,
 )
 from hpc_gpt.core.runs.record import Record, write_record
-from hpc_gpt.core.runs.rounds import read_rows
+from hpc_gpt.core.runs.rounds import BENCH_FILE, is_bench, read_rows
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.reader.lines.read_log import READER_FAILED
@@ -30,7 +30,7 @@ from hpc_gpt.reader.runs.discovery import EMPTY, OF_KERNEL, WRITTEN_BY_US, disco
 from hpc_gpt.reader.runs.foreign import NOT_KNOWN, read_foreign_runs
 from hpc_gpt.reader.runs.kept_record import note_of, read_kept, states_of
 from hpc_gpt.reader.runs.own_run import read_own
-from hpc_gpt.reader.runs.run_read import BENCH_FILE, RunRead, is_bench, read_records, records_in, rounds_in
+from hpc_gpt.reader.runs.run_read import RunRead, read_records, records_in, rounds_in
 from hpc_gpt.report.notes import RunNote
 from hpc_gpt.report.published_tables import named_sweep, sweep_of
 from hpc_gpt.report.rows_in_rounds import tables_of_sweep

@@ -6,7 +6,7 @@ import pytest
 
 from hpc_gpt.core.errors import NoSuchRun
 from hpc_gpt.core.runs.record import Record
-from hpc_gpt.reader.runs.run_read import BENCH_FILE
+from hpc_gpt.core.runs.rounds import BENCH_FILE
 from hpc_gpt.report.compare import compare_runs
 from hpc_gpt.report.gather import gather_paths, read_bench, read_compared, read_one
 from tests.cli.command import in_process

@@ -8,7 +8,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpc_gpt.reader.runs.run_read import is_bench, read_records
+from hpc_gpt.core.runs.rounds import is_bench
+from hpc_gpt.reader.runs.run_read import read_records
 from hpc_gpt.report.bench_table import file_text, rows_text
 from hpc_gpt.report.measured_rows import measurement_row
 from tests import examples

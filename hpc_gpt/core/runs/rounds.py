@@ -1,5 +1,5 @@
 """A sweep with several runs of a row, measured in rounds: `rows.json` in the folder of the sweep lists the rows, also
-those that cannot run. The `sweep.json` of each run has its round."""
+those that cannot run. The `sweep.json` of each run has its round. A race of 0.4 has a bench.json in their place."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_stored
 
 ROWS = "rows.json"
+# The file of measured rows that races of 0.4 have written, next to the runs of their rounds.
+BENCH_FILE = "bench.json"
 
 
 @dataclass(frozen=True)
@@ -43,3 +45,15 @@ def read_rows(runs: Sequence[RunFolder]) -> list[RowInRounds] | None:
         ]
     names = [str(run.sweep_note().get("row")) for run in runs]
     return [RowInRounds(name) for name in dict.fromkeys(names)] if len(set(names)) < len(names) else None
+
+
+def is_bench(path: Path) -> bool:
+    """Whether the file has a bench's rows, and not only its name."""
+    return path.name == BENCH_FILE and isinstance(read_stored(path).get("bench"), str)
+
+
+def measured_rounds(path: Path) -> int | None:
+    """The number of rounds that all rows of a bench.json have; None if the file is not one."""
+    if not is_bench(path):
+        return None
+    return sum(len(row.get("tokens_per_s") or []) for row in read_stored(path).get("rows") or [])

@@ -38,11 +38,11 @@ from hpc_gpt.core.files import logs_folder, read_text, user_name
 from hpc_gpt.core.format import show_duration, some
 from hpc_gpt.core.processes.lock import RunLocked, lock_path, locked
 from hpc_gpt.core.runs.find_runs import list_runs
+from hpc_gpt.core.runs.rounds import BENCH_FILE, measured_rounds
 from hpc_gpt.core.runs.run_folder import RESUMED_FROM, RunFolder
 from hpc_gpt.core.runs.work_archive import has_own_files
 from hpc_gpt.launcher.attempts.life import ask_life
 from hpc_gpt.launcher.watch.status import NO_ANSWER, RunStatus, ask_status
-from hpc_gpt.reader.runs.run_read import BENCH_FILE, measured_rounds
 
 # Seconds between two reports of a long removal.
 _REPORT_S = 5.0

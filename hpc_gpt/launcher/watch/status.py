@@ -44,6 +44,7 @@ from hpc_gpt.core.processes.heartbeats import gpus_of, read_heartbeats
 from hpc_gpt.core.processes.lock import lock_path
 from hpc_gpt.core.processes.slow_ranks import slow_ranks
 from hpc_gpt.core.runs.record import finite
+from hpc_gpt.core.runs.rounds import BENCH_FILE, measured_rounds
 from hpc_gpt.core.runs.run_folder import RESUMED_FROM, Attempt, CachedRun, RunFolder, job_ids
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.core.settings.resolved import Resolved
@@ -68,7 +69,6 @@ from hpc_gpt.core.slurm.requeue import is_not_requeued
 from hpc_gpt.launcher.attempts.history import read_history
 from hpc_gpt.launcher.attempts.judge import gpu_hours
 from hpc_gpt.launcher.watch.reasons import NEVER, reason_text, with_maintenance
-from hpc_gpt.reader.runs.run_read import BENCH_FILE, measured_rounds
 
 if TYPE_CHECKING:
     from hpc_gpt.report.why import Why

@@ -15,11 +15,11 @@ from pathlib import Path
 from hpc_gpt.core import output
 from hpc_gpt.core.files import kernel_devices
 from hpc_gpt.core.format import and_more
+from hpc_gpt.core.runs.rounds import BENCH_FILE, is_bench
 from hpc_gpt.core.runs.run_folder import RunFolder
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.reader.lines.read_log import READER_FAILED
 from hpc_gpt.reader.lines.source import STDIN
-from hpc_gpt.reader.runs.run_read import BENCH_FILE, is_bench
 
 EMPTY = "empty file"
 OF_KERNEL = "devices and files of the kernel, not entered"

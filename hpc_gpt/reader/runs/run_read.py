@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hpc_gpt.core.errors import ConfigError
 from hpc_gpt.core.files import read_json
 from hpc_gpt.core.runs.record import Record
+from hpc_gpt.core.runs.rounds import BENCH_FILE
 from hpc_gpt.core.runs.stored import read_stored
 from hpc_gpt.reader.lines.steps import StepTable
 
@@ -39,14 +40,7 @@ class RunRead:
     is_settled: bool = False
 
 
-# The file of measured rows that races of 0.4 have written, next to the runs of their rounds.
-BENCH_FILE = "bench.json"
 _MOST_BYTES = 64 * 2**20  # no record is larger, but a log that begins like a record may be
-
-
-def is_bench(path: Path) -> bool:
-    """Whether the file has a bench's rows, and not only its name."""
-    return path.name == BENCH_FILE and isinstance(_tables(path).get("bench"), str)
 
 
 def read_records(path: Path) -> list[Record] | None:
@@ -69,13 +63,6 @@ def rounds_in(tables: dict[str, Any], rows: int) -> list[list[float]]:
         return [[] for _ in range(rows)]
     speeds = [row.get("tokens_per_s") or [] for row in listed]
     return [[math.nan if one is None else one for one in speed] if any(speed) else [] for speed in speeds]
-
-
-def measured_rounds(path: Path) -> int | None:
-    """The number of rounds that all rows of a bench.json have; None if the file is not one."""
-    if not is_bench(path):
-        return None
-    return sum(len(row.get("tokens_per_s") or []) for row in _tables(path).get("rows") or [])
 
 
 def _tables(path: Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import math
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hpc_gpt.core.settings.model_shape import ModelShape
 from hpc_gpt.core.weights.names import parts_of, stored_sizes
 from hpc_gpt.trainer.checkpoints.states import Share
 from hpc_gpt.trainer.model.gpt import Gpt
-from hpc_gpt.trainer.model.tensor_parallel import Split, full_name, name_parameter, split_of
+from hpc_gpt.trainer.model.tensor_parallel import Split, TensorParallel, full_name, name_parameter, split_of
 from hpc_gpt.trainer.optimizers.matrix_exchange import MatrixExchange, piece_of, units_of
 from hpc_gpt.trainer.optimizers.muon import Muon
 from hpc_gpt.trainer.optimizers.newton_schulz import is_hidden, matrices_in, orthogonal
@@ -78,8 +79,7 @@ def shape_of(sizes: dict[str, Any]) -> ModelShape:
 def test_hidden_matrices_are_those_of_the_models_class(sizes: dict[str, Any]) -> None:
     shape = shape_of(sizes)
     stored, left = stored_sizes(shape), set()
-    with torch.device("meta"):
-        model = Gpt(shape, 1)
+    model = Gpt(shape, 1, TensorParallel(empty=partial(torch.empty, device="meta")))
     for one in model.parameters():
         if not is_hidden(one):
             left.add(re.sub(r"^blocks\.\d+\.", "", full_name(one)) if one.ndim > 1 else "")
