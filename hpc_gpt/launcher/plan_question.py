@@ -15,7 +15,13 @@ from hpc_gpt.core.errors import ConfigError, Fault, LayoutError, UserError, rais
 from hpc_gpt.core.settings.cluster import ClusterProfile, load_profile, user_default
 from hpc_gpt.core.settings.devices import DEVICES, device_named, known_devices
 from hpc_gpt.core.settings.experiment import Command, Engine, Experiment, with_keys
-from hpc_gpt.core.settings.experiment_file import DEFAULT_EXPERIMENT, cut_warmup, load_experiment, read_experiment
+from hpc_gpt.core.settings.experiment_file import (
+    DEFAULT_EXPERIMENT,
+    cut_warmup,
+    keys_given,
+    load_experiment,
+    read_experiment,
+)
 from hpc_gpt.core.settings.layout import AXES, Layout
 from hpc_gpt.core.settings.model import resolve_shape
 from hpc_gpt.core.settings.model_shape import ModelShape
@@ -145,6 +151,9 @@ def read_plan_request(
     machine = machine_of(profile)
     holds = {key for key, value in overrides.items() if value is not None and not (fast and key == "engine.compile")}
     holds |= {"engine.name"} if request.names_experiment else set()
+    if program is not None:  # how a program runs is a fact, and no choice of the search
+        given = keys_given(file, overrides, request.row) - {key for key, value in overrides.items() if value is None}
+        holds |= given & {f"engine.{name}" for name in PLANNED}
     if largest or longest:
         experiment, holds = _at_smallest_batch(experiment, overrides, holds)
     question = question_of(experiment, profile, holds, _engines_for(model, profile), fast, program)
@@ -310,13 +319,12 @@ def search_plan(plan: PlanRequest, must_fit: bool) -> Searched:
 
 def keys_without_effect(plan: PlanRequest, searched: Searched) -> list[str]:
     """The keys of [engine] that a program's experiment or the user's options set, and that change nothing in its plan:
-    the engine that it is like has no such switch. A key that the search varies is one only in the options."""
+    the engine that it is like has no such switch."""
     engine, usual = plan.experiment.engine, Engine()
-    searched_keys = {f"engine.{name}" for name in PLANNED} - {*plan.request.overrides}
     idle = []
     for name, default in vars(usual).items():
         key = f"engine.{name}"
-        if key == "engine.name" or key in searched_keys or vars(engine)[name] == default:
+        if key == "engine.name" or vars(engine)[name] == default:
             continue
         overrides = {**plan.request.overrides, key: default}
         with contextlib.suppress(UserError):  # the plan needs the key

@@ -133,3 +133,19 @@ def test_layers_that_predict_later_tokens_can_be_left_out(tmp_path: Path) -> Non
     without = asked(tmp_path, "like = 'megatron-lm'", *words, model=model)
     with_one = asked(tmp_path, "like = 'megatron-lm'", *words, model=model.replace("mtp_layers = 0\n", ""))
     assert without["figures"]["step_s"] < with_one["figures"]["step_s"]
+
+
+def test_what_a_programs_file_says_of_its_engine_is_no_choice(tmp_path: Path) -> None:
+    """An option without a value leaves the key to the search again."""
+    experiment = tmp_path / "mine.toml"
+    experiment.write_text(
+        f"[engine]\nname = 'command'\nrecompute = 'full'\ncompile = 'none'\n[command]\nrun = 'x'\n[model]\n{LLAMA}"
+        "[plan]\nlike = 'fsdp'\n"
+    )
+    words = ("plan", experiment, "--cluster", "h100-80g-8", "--gpus", "8", "--dp", "8", "--gbs", "16", "--json")
+    as_stated, open_again = (
+        json.loads(in_process(*words, *more, code=0).stdout)["candidates"][0]
+        for more in ((), ("--set", "engine.recompute=", "--set", "engine.compile="))
+    )
+    assert (as_stated["recompute"], as_stated["compiled"]) == ("full", False)
+    assert (open_again["recompute"] == "full", open_again["compiled"]) == (False, True)

@@ -1,4 +1,4 @@
-"""What the driver measures of a GPU."""
+"""The figures that a GPU's driver measures."""
 
 from typing import NamedTuple
 

@@ -14,7 +14,8 @@ from hpc_gpt.core.settings.experiment import Decay, Train
 
 @dataclass(frozen=True)
 class ScheduleFacts:
-    """What others need of a `train.decay`. `megatron`: its --lr-decay-style in Megatron-LM, None without one.
+    """The facts of a schedule (`train.decay`) that other modules need. `megatron`: its --lr-decay-style in Megatron-LM,
+    None if Megatron-LM does not have it.
     `by_length`: whether every rate after the warm-up depends on `train.steps`, so that a run that resumes with another
     length has no rate of an unbroken run."""
 
@@ -62,7 +63,11 @@ def _height(train: Train, step: int) -> float:
         past = min(1.0, max(0, step - (train.steps - length)) / length)
         return 1.0 - (math.sqrt(past) if train.decay_shape == "1-sqrt" else past)
     past = min(1.0, (step - train.warmup_steps) / max(1, train.steps - train.warmup_steps))
-    return 1.0 - past if train.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * past))
+    if train.decay == "linear":
+        return 1.0 - past
+    if train.decay == "cosine":
+        return 0.5 * (1.0 + math.cos(math.pi * past))
+    raise ValueError(f"no rate is defined for train.decay {train.decay!r}")
 
 
 def decay_steps_of(train: Train) -> int:
